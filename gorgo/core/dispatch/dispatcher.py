@@ -336,9 +336,12 @@ class Dispatcher:
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen, or of a request that explores any other. `evaluation` was made at `now`."""
-        chosen = evaluation
-        if self._explore and not state.attempts:
-            evaluation = self._explored(evaluation)
+        explores = 0.0 if state.attempts else self._explore
+        explored = self._explored(evaluation) if explores else evaluation
+        probability = None
+        if evaluation.recorded is not None:
+            probability = self._probability(evaluation, explored.choice.row, explores, now=now)
+        evaluation = explored
         request, replica = state.request, evaluation.replica
         if not state.attempts:
             self._updater.on_request(request, found_tokens=evaluation.most_matched)
@@ -346,7 +349,6 @@ class Dispatcher:
         state.tried_replicas.add(replica.spec.name)
         if state.first_dispatched_s is None:
             state.first_dispatched_s = now
-        explores = self._explore if state.attempts == 1 else 0.0
         cached_tokens = int(evaluation.matched.item(replica.slot))
         network = NetworkEstimate.of(self._fleet.columns, request, replica, cached_tokens, now=now)
         decision = self._make_decision(
@@ -362,9 +364,7 @@ class Dispatcher:
             attempt.speculation = self._feeds.speculate(
                 replica.slot, request, found_blocks=found_blocks, expires_s=expires_s
             )
-        attempt.recorded = evaluation.recorded
-        if evaluation.recorded is not None:
-            attempt.probability = self._probability(chosen, evaluation.choice.row, explores, now=now)
+        attempt.recorded, attempt.probability = evaluation.recorded, probability
         if evaluation.behind is not None:
             attempt.behind = evaluation.behind.get(replica.slot)
         attempt.learn = evaluation.choice.learn

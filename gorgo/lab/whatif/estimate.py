@@ -43,6 +43,8 @@ BLOCK_S = 60.0
 MOST_BLOCKS = 120
 #: A decision counts as one by chance where the other policy gives it so many times the chance that it had.
 BY_CHANCE = 1.5
+#: From this chance on a decision was the log's policy's own.
+USUAL = 0.5
 #: Fewer decisions by chance, in effect, are no support for an estimate: below, intervals missed the truth more often.
 LEAST_SUPPORT = 30.0
 #: Quantile of the normal distribution for intervals of 95 %.
@@ -101,7 +103,7 @@ def support(chances: Floats, probabilities: Floats, reference: Floats | None = N
 
     `reference` has the chances of the weights that it is compared with, if these are not the log's.
     """
-    usual = probabilities >= 0.5
+    usual = probabilities >= USUAL
     rows = usual if usual.any() else np.ones(len(chances), dtype=np.bool_)
     if reference is None:
         return Support(len(chances), float(1.0 - chances[rows].mean()), _effective(chances / probabilities))

@@ -8,8 +8,9 @@ that the request went to is the row's. This says what single decisions would hav
 other policy in a fleet where the log's policy makes the rest. It does not say what the queues and caches would become
 if all decisions were made so: that is a question for a simulation, or for live blocks.
 
-A policy is judged by three outcomes: the share of requests that are later than the log's own p95 TTFT, and the means of
-TTFT and E2E, from the dispatch. A failed request is late, and counts in the means with the time until it failed.
+A policy is judged by three outcomes: the share of requests that are later than the p95 TTFT of the log's policy, and
+the means of TTFT and E2E, from the dispatch. A failed request is late, and counts in the means with the time until it
+failed.
 """
 
 from __future__ import annotations
@@ -26,11 +27,23 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learning import Learner
 from gorgo.errors import ConfigError, TraceError
 from gorgo.lab.decisions import LoggedDecision
-from gorgo.lab.whatif.estimate import Estimate, Estimator, Support, Weighted, binned_means, blocks_of, changes, support
+from gorgo.lab.whatif.estimate import (
+    USUAL,
+    Estimate,
+    Estimator,
+    Support,
+    Weighted,
+    binned_means,
+    blocks_of,
+    changes,
+    support,
+)
 from gorgo.policies.gorgo_ms import predict_times
 
 #: Share of the log's first tokens that are late: the tuner's objective is the p95.
 LATE_SHARE = 0.05
+#: A candidate for the tuner gains at least this share of the late requests: less is not worth hours of its blocks.
+LEAST_GAIN = 0.1
 #: Fewer decisions have no p95 and too few blocks.
 LEAST_DECISIONS = 200
 #: A seed of the ties among which a policy chooses; they are chances here, and decide nothing.
@@ -70,13 +83,16 @@ class Judgement:
     outcomes:
         Late first tokens, mean TTFT, mean E2E.
     late_s:
-        What counts as late.
+        What counts as late: the p95 TTFT of the decisions that were not made by chance.
+    late_changed:
+        Points of late requests whose decision would be another one: no more can be gained by single decisions.
     """
 
     policy: str
     support: Support
     outcomes: Sequence[Outcome]
     late_s: float
+    late_changed: float
 
     @property
     def refuted(self) -> str | None:
@@ -89,6 +105,21 @@ class Judgement:
             f"the log refutes it: {found.change:.1f} points more requests are later than {self.late_s * 1e3:.0f} ms "
             f"(+{found.low:.1f} to +{found.high:.1f})"
         )
+
+    @property
+    def hopeless(self) -> str | None:
+        """Return why the policy is refuted or would gain less than a tenth of the late requests; `None` if not."""
+        late = self.outcomes[0]
+        wanted, found = LEAST_GAIN * 100.0 * LATE_SHARE, late.changes.get("dr")
+        if self.late_changed < wanted:
+            return (
+                f"the log refutes it: {self.late_changed:.2f} points of late requests would go elsewhere, of "
+                f"{100.0 * LATE_SHARE:g}"
+            )
+        if self.refuted is None and found is not None and self.support.is_enough and found.low > -wanted:
+            fewer = f"at most {max(-found.low, 0.0):.2f} points fewer requests would be late"
+            return f"the log refutes it: {fewer}, of {100.0 * LATE_SHARE:g}"
+        return self.refuted
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +155,12 @@ class JudgedLog:
         self.blocks = blocks_of(np.array([one.decided_s for one in self.decisions]))
         #: A model's only feature of a candidate: the predicted time from the dispatch to the first token.
         self._predicted_s = [_predicted_s(one) for one in self.decisions]
-        self._outcomes = _outcomes(self.decisions)
+        usual = self.probabilities >= USUAL
+        #: Decisions that were not made by chance; all where there are none.
+        self._usual = usual if usual.any() else np.ones(len(usual), dtype=np.bool_)
+        #: What counts as late, s.
+        self.late_s = _late_s(self.decisions, self._usual)
+        self._outcomes = _outcomes(self.decisions, self.late_s)
 
     @property
     def explored(self) -> bool:
@@ -137,14 +173,15 @@ class JudgedLog:
         Raises `ConfigError` for a policy that no log of another one can answer for.
         """
         ours = self.chances(policy, weights)
-        found = support(ours.own, self.probabilities, None if reference is None else reference.own)
+        before = None if reference is None else reference.own
+        found = support(ours.own, self.probabilities, before)
         outcomes = []
         for name, unit, values in self._outcomes:
             known = ~np.isnan(values)
             estimates = self._changes(values, known, ours, reference) if found.is_enough and known.any() else {}
             logged = float(values[known].mean()) if known.any() else float("nan")
             outcomes.append(Outcome(name, unit, logged, estimates))
-        return Judgement(policy.name, found, tuple(outcomes), self.late_s)
+        return Judgement(policy.name, found, tuple(outcomes), self.late_s, self._late_changed(ours.own, before))
 
     def chances(self, policy: Policy, weights: Mapping[str, float]) -> Chances:
         """Return the chances of each row's candidates under a policy. Raises as `judge` does."""
@@ -161,10 +198,11 @@ class JudgedLog:
             rows.append(chances)
         return Chances(np.array([row[one.chosen] for row, one in zip(rows, self.decisions, strict=True)]), rows)
 
-    @property
-    def late_s(self) -> float:
-        """Return the log's own p95 TTFT, s."""
-        return _late_s(self.decisions)
+    def _late_changed(self, chances: Floats, reference: Floats | None) -> float:
+        """Return the points of late requests whose decision changes, of the decisions that were not made by chance."""
+        late = np.nan_to_num(self._outcomes[0][2])
+        changed = 1.0 - chances if reference is None else (chances != reference).astype(np.float64)
+        return float((late * changed)[self._usual].mean())
 
     def _changes(
         self, values: Floats, known: NDArray[np.bool_], ours: Chances, theirs: Chances | None
@@ -205,10 +243,10 @@ def _predicted_s(one: LoggedDecision) -> Floats:
     return prediction.idle_s + prediction.backlog_s
 
 
-def _outcomes(decisions: Sequence[LoggedDecision]) -> Sequence[tuple[str, str, Floats]]:
+def _outcomes(decisions: Sequence[LoggedDecision], late_s: float) -> Sequence[tuple[str, str, Floats]]:
     ttft_s = np.array([one.ttft_s for one in decisions])
     failed = np.array([one.failed for one in decisions])
-    late = np.where(np.isnan(ttft_s) & ~failed, np.nan, ((ttft_s > _late_s(decisions)) | failed).astype(np.float64))
+    late = np.where(np.isnan(ttft_s) & ~failed, np.nan, ((ttft_s > late_s) | failed).astype(np.float64))
     return (
         ("late first tokens", "%", 100.0 * late),
         ("mean TTFT", "ms", 1e3 * ttft_s),
@@ -216,6 +254,6 @@ def _outcomes(decisions: Sequence[LoggedDecision]) -> Sequence[tuple[str, str, F
     )
 
 
-def _late_s(decisions: Sequence[LoggedDecision]) -> float:
-    ttft_s = [one.ttft_s for one in decisions if one.ttft_s == one.ttft_s and not one.failed]
+def _late_s(decisions: Sequence[LoggedDecision], usual: NDArray[np.bool_]) -> float:
+    ttft_s = [one.ttft_s for one, own in zip(decisions, usual, strict=True) if own and one.ttft_s == one.ttft_s]
     return float(np.quantile(ttft_s, 1.0 - LATE_SHARE)) if ttft_s else float("nan")

@@ -42,4 +42,4 @@ class LogFilter:
         before = dict(incumbent)
         if self._incumbent is None or self._incumbent[0] != before:
             self._incumbent = before, self._log.chances(self._policy, before)
-        return self._log.judge(self._policy, offspring, reference=self._incumbent[1]).refuted
+        return self._log.judge(self._policy, offspring, reference=self._incumbent[1]).hopeless
