@@ -20,7 +20,7 @@ from gorgo.core.backoff import backoff_s
 from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import LeadershipLost, ProxyRefused, ProxyUnreachable, TunerError, WeightsError
 from gorgo.policies.registry import make_policy
-from tuner.campaign.machine import Campaign, Refutes, load_campaign
+from tuner.campaign.machine import Campaign, load_campaign
 from tuner.history import History
 from tuner.leader import Leadership
 from tuner.objective import SampleCursor
@@ -227,6 +227,9 @@ class Bootstrap:
         self._box = tuned_box(self._specs, tune_lambda=options.tune_lambda, box=box)
 
     def sidecar(self, metrics: TunerMetrics) -> Sidecar:
+        log_filter = self._options.log_filter
+        # Before a row is begun: a wrong log begins no campaign.
+        refutes = None if log_filter is None else log_filter(self._found.policy)
         known = self._unfinished()
         if known is None:
             campaign, begun = self._new()
@@ -237,7 +240,7 @@ class Bootstrap:
             number, campaign, begun = known
             version = None
             self._reporter.say(f"resumes campaign {number}, generation {campaign.ledger.number}")
-        campaign.refutes = self._log_filter()
+        campaign.refutes = refutes
         name = f"gorgo tune, campaign {number},"
         orders = CommandQueue(name, f"{name} process {os.getpid()}", version)
         if isinstance(self._client, ProxyGroup):
@@ -257,14 +260,6 @@ class Bootstrap:
             dry_run=self._options.dry_run,
             confirm=always if self._leadership is None else self._leadership.confirm_leadership,
         )
-
-    def _log_filter(self) -> Refutes | None:
-        """Return the filter of the decision log, if there is one. Raises `TraceError` and `ConfigError`."""
-        if self._options.decision_log is None:
-            return None
-        from gorgo.lab.whatif.log_filter import LogFilter  # the laboratory is not loaded for any other sidecar
-
-        return LogFilter.of(self._options.decision_log, make_policy(self._found.policy))
 
     def _term(self, campaign: int, known: object) -> int | None:
         """Return the term of this leader; None where no other candidate can follow it."""

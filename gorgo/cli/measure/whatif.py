@@ -26,11 +26,11 @@ def whatif(
     ] = None,
     weights: options.Weights = None,
     requests: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Request log of the same time: simulate it under both policies, for the twin's estimate.",
+            help="Request log or trace of the same time: simulate it under both policies, for the twin's estimate.",
         ),
     ] = None,
     config: options.Config = options.REGIONS_YAML,
@@ -58,7 +58,8 @@ def whatif(
     twin = None
     if requests is not None:
         known = (last.policy, last.weights)
-        twin = simulate_twin(requests, logged=known, other=(judged.name, values), config=config, fleet=fleet)
+        trace = options.trace_path(requests)
+        twin = simulate_twin(trace, logged=known, other=(judged.name, values), config=config, fleet=fleet)
     warning = cut_lines_warning(log, found.cut_lines)
     if warning is not None:
         typer.echo(f"gorgo: {warning}", err=True)
@@ -126,7 +127,7 @@ def _lines(judgement: Judgement, logged: str, twin: Twin | None) -> Iterator[str
         yield ""
         yield "The twin, simulated with all decisions made so:"
         yield ""
-        rows: list[list[Cell]] = [[name, before, after] for name, (before, after) in twin.figures().items()]
+        rows: list[list[Cell]] = [[name, before, after] for name, (before, after) in twin.times_ms().items()]
         yield table(["ms", logged, "what if"], rows)
 
 

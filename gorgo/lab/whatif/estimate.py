@@ -52,7 +52,7 @@ _Z = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class EstimatedChange:
     """The change of a mean outcome, with its interval of 95 %."""
 
     change: float
@@ -119,7 +119,7 @@ def changes(
     predicted: Floats,
     other: Weighted,
     reference: Weighted | None = None,
-) -> Mapping[Estimator, Estimate]:
+) -> Mapping[Estimator, EstimatedChange]:
     """Return the change of the mean outcome by each estimator.
 
     Parameters
@@ -135,7 +135,7 @@ def changes(
     """
     ours = _values(outcomes, predicted, other)
     theirs = None if reference is None else _values(outcomes, predicted, reference)
-    found: dict[Estimator, Estimate] = {}
+    found: dict[Estimator, EstimatedChange] = {}
     for name, (value, parts) in ours.items():
         before, less = (outcomes.mean(), outcomes) if theirs is None else theirs[name]
         found[name] = _estimate(float(value - before), parts - less, blocks)
@@ -186,20 +186,20 @@ def binned_means(values: Floats, outcomes: Floats, *, bins: int = 20) -> tuple[F
     return edges, np.where(counts > 0, sums / np.maximum(counts, 1), outcomes.mean())
 
 
-def _estimate(change: float, parts: Floats, blocks: NDArray[np.intp]) -> Estimate:
+def _estimate(change: float, parts: Floats, blocks: NDArray[np.intp]) -> EstimatedChange:
     """Return the interval by the sums of the blocks' deviations."""
     sums = np.bincount(blocks, weights=parts - parts.mean()) / len(parts)
     squares = sums**2
     total = float(squares.sum())
     if not total:
-        return Estimate(change, change, change)
+        return EstimatedChange(change, change, change)
     count = len(np.unique(blocks))
     if count < 2:
-        return Estimate(change, -inf, inf)
+        return EstimatedChange(change, -inf, inf)
     effective = total**2 / float(np.sum(squares**2))
     error = sqrt(total * count / (count - 1))
     reach = _student(max(effective - 1.0, 1.0)) * error
-    return Estimate(change, change - reach, change + reach)
+    return EstimatedChange(change, change - reach, change + reach)
 
 
 def _student(freedom: float) -> float:

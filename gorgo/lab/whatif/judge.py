@@ -29,7 +29,7 @@ from gorgo.errors import ConfigError, TraceError
 from gorgo.lab.decisions import LoggedDecision
 from gorgo.lab.whatif.estimate import (
     USUAL,
-    Estimate,
+    EstimatedChange,
     Estimator,
     Support,
     Weighted,
@@ -51,7 +51,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JudgedOutcome:
     """A mean outcome of the log, and what the other policy would have made of it.
 
     Parameters
@@ -67,7 +67,7 @@ class Outcome:
     name: str
     unit: str
     logged: float
-    changes: Mapping[Estimator, Estimate]
+    changes: Mapping[Estimator, EstimatedChange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Judgement:
 
     policy: str
     support: Support
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[JudgedOutcome]
     late_s: float
     late_changed: float
 
@@ -107,7 +107,7 @@ class Judgement:
         )
 
     @property
-    def hopeless(self) -> str | None:
+    def unpromising(self) -> str | None:
         """Return why the policy is refuted or would gain less than a tenth of the late requests; `None` if not."""
         late = self.outcomes[0]
         wanted, found = LEAST_GAIN * 100.0 * LATE_SHARE, late.changes.get("dr")
@@ -180,7 +180,7 @@ class JudgedLog:
             known = ~np.isnan(values)
             estimates = self._changes(values, known, ours, reference) if found.is_enough and known.any() else {}
             logged = float(values[known].mean()) if known.any() else float("nan")
-            outcomes.append(Outcome(name, unit, logged, estimates))
+            outcomes.append(JudgedOutcome(name, unit, logged, estimates))
         return Judgement(policy.name, found, tuple(outcomes), self.late_s, self._late_changed(ours.own, before))
 
     def chances(self, policy: Policy, weights: Mapping[str, float]) -> Chances:
@@ -206,7 +206,7 @@ class JudgedLog:
 
     def _changes(
         self, values: Floats, known: NDArray[np.bool_], ours: Chances, theirs: Chances | None
-    ) -> Mapping[Estimator, Estimate]:
+    ) -> Mapping[Estimator, EstimatedChange]:
         places: list[int] = np.flatnonzero(known).tolist()
         own = np.array([self._predicted_s[at][self.decisions[at].chosen] for at in places])
         edges, means = binned_means(own, values[known])

@@ -31,7 +31,7 @@ def write_judgement_plot(path: Path, judgement: Judgement, twin: Twin | None = N
                     continue
                 panel.plot([found.low, found.high], [place, place], color=colour, linewidth=2)
                 panel.plot([found.change], [place], "o", color=colour, markersize=6)
-            before, after = (twin.figures() if twin else {}).get(outcome.name, (None, None))
+            before, after = (twin.times_ms() if twin else {}).get(outcome.name, (None, None))
             if before is not None and after is not None:
                 panel.plot([after - before], [len(_COLOURS)], "D", color="#009E73", markersize=6)
             panel.axvline(0.0, color="#000000", linewidth=0.8)

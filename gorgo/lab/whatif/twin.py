@@ -19,8 +19,8 @@ class Twin:
     logged: ResultRow
     other: ResultRow
 
-    def figures(self) -> Mapping[str, tuple[float | None, float | None]]:
-        """Return the figures of both, ms."""
+    def times_ms(self) -> Mapping[str, tuple[float | None, float | None]]:
+        """Return the times of both, ms."""
         rows = (self.logged, self.other)
         return {
             "mean TTFT": _pair(*(row.ttft_ms.mean for row in rows)),
@@ -29,12 +29,12 @@ class Twin:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by name."""
-        return {name: {"logged": before, "other": after} for name, (before, after) in self.figures().items()}
+        """Return the times by name."""
+        return {name: {"logged": before, "other": after} for name, (before, after) in self.times_ms().items()}
 
 
 def simulate_twin(
-    requests: Path,
+    requests: str | Path,
     *,
     logged: tuple[str, Mapping[str, float]],
     other: tuple[str, Mapping[str, float]],

@@ -8,7 +8,7 @@ import pytest
 from gorgo.core.numeric import Floats
 from gorgo.lab.whatif.estimate import (
     LEAST_SUPPORT,
-    Estimate,
+    EstimatedChange,
     Estimator,
     Weighted,
     binned_means,
@@ -41,7 +41,7 @@ def world(seed: int, *, rows: int = 4000, gain: float = 0.5) -> tuple[Floats, Fl
     return outcomes, probabilities, chances, times_s, size
 
 
-def estimated(seed: int, **more: float) -> dict[Estimator, Estimate]:
+def estimated(seed: int, **more: float) -> dict[Estimator, EstimatedChange]:
     outcomes, probabilities, chances, times_s, size = world(seed, **more)  # type: ignore[arg-type] # sizes
     edges, means = binned_means(size, outcomes)
     predicted = means[np.searchsorted(edges, size)]

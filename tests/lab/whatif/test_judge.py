@@ -87,7 +87,7 @@ def test_a_bad_weight_set_is_refuted_and_a_good_one_is_not(decisions: Sequence[L
     assert bad.refuted is not None
     assert bad.refuted.startswith("the log refutes it: ")
     assert good.refuted is None
-    assert good.hopeless is None
+    assert good.unpromising is None
     assert bad.outcomes[1].changes["dr"].low > 0.0 > good.outcomes[1].changes["dr"].high
 
 
