@@ -18,12 +18,15 @@ def write_judgement_plot(path: Path, judgement: Judgement, twin: Twin | None = N
     """Write the picture as SVG. Raises `MissingExtra` without the extra `report`."""
     require_extra("a plot")
     import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    from gorgo.lab.report.style import BROAD, RC, panels
+    from gorgo.lab.report.style import RC
 
     image = BytesIO()
     with mpl.rc_context(RC):
-        figure, axes = panels(len(judgement.outcomes), BROAD)
+        # Outcomes have units of their own, so that no axis is shared but that of the estimators.
+        figure = Figure(figsize=(9.0, 2.6), layout="constrained")
+        axes = figure.subplots(1, len(judgement.outcomes), sharey=True, squeeze=False).ravel().tolist()
         for panel, outcome in zip(axes, judgement.outcomes, strict=True):
             for place, (name, colour) in enumerate(_COLOURS.items()):
                 found = outcome.changes.get(name)  # type: ignore[call-overload] # a name of the table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -31,13 +32,18 @@ SPOTS = 20
 OTHERS: tuple[Mapping[str, float], ...] = ({"w_rtt": 3.98}, {"w_queue": 0.398})
 
 
+def spot_of(request_id: str) -> int:
+    """Return which of so many a request is, by a hash: the one before it is any other."""
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=4).digest(), "little") % SPOTS
+
+
 class Spotted(Gorgo):
     """The log's policy, which leaves single decisions, whatever they are, to other weights."""
 
     def choose(
         self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
-        spot = int(request.request_id) % SPOTS
+        spot = spot_of(request.request_id)
         chosen = Weights.of(self.weight_specs, OTHERS[spot]) if spot < len(OTHERS) else weights
         return super().choose(request, candidates, chosen, rng)
 
@@ -55,7 +61,7 @@ class Spots:
         self.next_s = None
 
     def record_outcome(self, outcome: RecordedOutcome) -> None:
-        decision, spot = decision_of(outcome), int(outcome.decision.request_id) % SPOTS
+        decision, spot = decision_of(outcome), spot_of(outcome.decision.request_id)
         assert decision is not None
         if spot >= len(OTHERS):
             self.log.append(decision)
