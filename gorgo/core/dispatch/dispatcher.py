@@ -336,12 +336,9 @@ class Dispatcher:
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen, or of a request that explores any other. `evaluation` was made at `now`."""
-        explores = 0.0 if state.attempts else self._explore
-        explored = self._explored(evaluation) if explores else evaluation
         probability = None
-        if evaluation.recorded is not None:
-            probability = self._probability(evaluation, explored.choice.row, explores, now=now)
-        evaluation = explored
+        if self._explore or evaluation.recorded is not None:
+            evaluation, probability = self._explored(evaluation, 0.0 if state.attempts else self._explore, now=now)
         request, replica = state.request, evaluation.replica
         if not state.attempts:
             self._updater.on_request(request, found_tokens=evaluation.most_matched)
@@ -364,7 +361,8 @@ class Dispatcher:
             attempt.speculation = self._feeds.speculate(
                 replica.slot, request, found_blocks=found_blocks, expires_s=expires_s
             )
-        attempt.recorded, attempt.probability = evaluation.recorded, probability
+        if evaluation.recorded is not None:
+            attempt.recorded, attempt.probability = evaluation.recorded, probability
         if evaluation.behind is not None:
             attempt.behind = evaluation.behind.get(replica.slot)
         attempt.learn = evaluation.choice.learn
@@ -396,12 +394,17 @@ class Dispatcher:
         # A child of the Router's generator, which draws nothing from it: decisions are the same without the shadow.
         return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
 
-    def _explored(self, evaluation: Evaluation) -> Evaluation:
-        """Return the evaluation with another replica where this request explores."""
-        row = explored_row(len(evaluation.eligible.replicas), self._explore, self._rng)
+    def _explored(self, evaluation: Evaluation, share: float, *, now: float) -> tuple[Evaluation, float | None]:
+        """Return the evaluation, with another replica if this request explores, and the chance of its replica."""
         choice = evaluation.choice
-        if row is None or row == choice.row:
-            return evaluation
+        row = explored_row(len(evaluation.eligible.replicas), share, self._rng) if share else None
+        chosen = choice.row if row is None else row
+        known = None if evaluation.recorded is None else self._probability(evaluation, chosen, share, now=now)
+        return evaluation if chosen == choice.row else self._moved_to(evaluation, chosen), known
+
+    def _moved_to(self, evaluation: Evaluation, row: int) -> Evaluation:
+        """Return the evaluation with the replica in another row."""
+        choice = evaluation.choice
         predicted_s = None if choice.predict is None else choice.predict(row)
         shadowed = evaluation.shadowed
         score = None if self._shadow is None or shadowed is None else self._shadow.score(shadowed, row)
