@@ -29,6 +29,8 @@ from gorgo.live.telemetry.outcome_log import SCHEMA
 SCHEMAS = (1, SCHEMA)
 #: Newest decisions that are read: some hundred megabytes, a day of one a second.
 MAX_DECISIONS = 100_000
+#: Of a log that is read again and again: thirty thousand decisions among three candidates, in two seconds.
+TAIL_BYTES = 64 << 20
 #: Candidates of a line at most: more than any fleet whose decisions are logged whole.
 MAX_CANDIDATES = 4096
 #: Times beyond this are a damaged line, s.
@@ -104,6 +106,19 @@ def read_decisions(path: Path, *, most: int = MAX_DECISIONS) -> DecisionLog:
     return DecisionLog(tuple(decisions), read - len(decisions), lines.cut_lines)
 
 
+def newest_decisions(path: Path, *, most: int) -> Sequence[LoggedDecision]:
+    """Return the last decisions of a log that its proxy writes to, from its last `TAIL_BYTES` alone.
+
+    Raises as `read_decisions`, but a log without a decision is none yet.
+    """
+    decisions: deque[LoggedDecision] = deque(maxlen=most)
+    for entry, where in OutcomeLines((SCHEMA,)).read_tail(path):
+        decision = _decision(entry, where)
+        if decision is not None:
+            decisions.append(decision)
+    return tuple(decisions)
+
+
 def decision_of(outcome: RecordedOutcome) -> LoggedDecision | None:
     """Return the decision of an outcome that a Router has just left; `None` where a log has none."""
     decision, row = outcome.decision, outcome.row
@@ -142,9 +157,27 @@ class OutcomeLines:
         for file in rotated_files(path):
             yield from self._read(file)
 
-    def _read(self, path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    def read_tail(self, path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Yield the attempts in the last `TAIL_BYTES` of a log and of the file that it was rotated to last."""
+        left, parts = TAIL_BYTES, list[tuple[Path, int]]()
+        for file in reversed(rotated_files(path)[-2:]):
+            try:
+                size = file.stat().st_size
+            except OSError as error:
+                raise TraceError(f"{file}: {error.strerror or error}; expected an outcome log") from None
+            parts.append((file, max(0, size - left)))
+            left = max(0, left - size)
+        for file, skipped in reversed(parts):
+            yield from self._read(file, skipped=skipped)
+
+    def _read(self, path: Path, *, skipped: int = 0) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Yield the attempts of a file; `skipped` bytes after its header are not parsed."""
+        passed = 0
         for number, line in enumerate(read_lines(path, "an outcome log"), start=1):
             where = f"{path}, line {number}"
+            passed += len(line)
+            if number > 1 and passed <= skipped:
+                continue
             entry = json_object(line)
             if entry is not None and "gorgo_outcome_log" in entry:
                 found = entry["gorgo_outcome_log"]

@@ -198,6 +198,14 @@ class JudgedLog:
             rows.append(chances)
         return Chances(np.array([row[one.chosen] for row, one in zip(rows, self.decisions, strict=True)]), rows)
 
+    def largest_share(self, chances: Chances) -> float:
+        """Return the share of the replica that gets most of the decisions."""
+        shares: dict[str, float] = {}
+        for one, row in zip(self.decisions, chances.rows, strict=True):
+            for name, chance in zip(one.names, row.tolist(), strict=True):
+                shares[name] = shares.get(name, 0.0) + chance
+        return max(shares.values()) / len(self.decisions)
+
     def _late_changed(self, chances: Floats, reference: Floats | None) -> float:
         """Return the points of late requests whose decision changes, of the decisions that were not made by chance."""
         late = np.nan_to_num(self._outcomes[0][2])

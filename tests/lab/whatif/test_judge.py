@@ -17,7 +17,7 @@ from gorgo.core.messages.request import AttemptResult
 from gorgo.core.training.learning import RecordedOutcome
 from gorgo.errors import ConfigError, TraceError
 from gorgo.lab.datasets import load_requests
-from gorgo.lab.decisions import LoggedDecision, read_decisions
+from gorgo.lab.decisions import LoggedDecision, newest_decisions, read_decisions
 from gorgo.lab.sim.named_fleets import find_fleet
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
@@ -100,11 +100,68 @@ def test_the_weights_of_the_log_change_nothing(decisions: Sequence[LoggedDecisio
 
 
 def test_the_filter_refuses_what_is_worse_and_what_can_gain_nothing(decisions: Sequence[LoggedDecision]) -> None:
-    refutes = LogFilter(decisions, make_policy("gorgo"))
+    refutes = LogFilter(lambda: decisions, make_policy("gorgo"))
     start = {"w_rtt": 0.5, "w_queue": 0.1}
     assert refutes({"w_rtt": 4.0, "w_queue": 0.1}, start) is None
     assert "more requests are later" in (refutes({"w_rtt": 0.05, "w_queue": 5.0}, start) or "")
     assert "would go elsewhere" in (refutes({"w_rtt": 0.5, "w_queue": 0.1000001}, start) or "")
+
+
+def test_the_filter_reads_the_log_again_for_each_incumbent_and_judges_by_its_decisions_alone(
+    decisions: Sequence[LoggedDecision],
+) -> None:
+    reads, log = list[int](), list(decisions[:1000])
+
+    def read() -> list[LoggedDecision]:
+        reads.append(len(log))
+        return log
+
+    refutes = LogFilter(read, make_policy("gorgo"))
+    start, found = {"w_rtt": 0.5, "w_queue": 0.1}, {"w_rtt": 4.0, "w_queue": 0.1}
+    bad = {"w_rtt": 0.05, "w_queue": 5.0}
+    assert refutes(bad, start) is not None
+    assert refutes({"w_rtt": 0.5, "w_queue": 0.1000001}, start) is not None
+    assert reads == [1000], "once for an incumbent"
+    assert [refutes(bad, found), refutes(bad, found)] == [None, None], "no decision is its own"
+    log += [replace(one, weights=found) for one in decisions[1000:]]
+    assert refutes({"w_rtt": 4.0, "w_queue": 0.1000001}, found) is not None
+    assert reads == [1000, 1000, 1000, 1500]
+
+
+def test_the_filter_refuses_what_crowds_a_replica_without_a_sign_that_it_pays(
+    decisions: Sequence[LoggedDecision],
+) -> None:
+    """Nearly all decisions are near already; the last ones, which are late, have no support."""
+    near = {"w_rtt": 4.0, "w_queue": 0.1}
+    log = JudgedLog(decisions)
+    own = log.chances(make_policy("gorgo"), near)
+    made = [
+        replace(one, weights=near, probability=0.9)
+        for one, row in zip(decisions, own.rows, strict=True)
+        if row[one.chosen] == 1.0
+    ]
+    refutes = LogFilter(lambda: made, make_policy("gorgo"))
+    assert "one replica would take 100.0% of the requests" in (refutes({"w_rtt": 200.0, "w_queue": 0.02}, near) or "")
+
+
+def test_the_newest_decisions_are_read_from_the_end_of_the_newest_files(
+    explored: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = json.dumps(HEADER) + "\n"
+    older, newer = tmp_path / "log.1", tmp_path / "log"
+    older.write_text(header + "".join(explored.lines[:20]))
+    newer.write_text(header + "".join(explored.lines[20:30]))
+    assert len(newest_decisions(newer, most=100)) == 30
+    assert len(newest_decisions(newer, most=7)) == 7
+    monkeypatch.setattr("gorgo.lab.decisions.TAIL_BYTES", len("".join(explored.lines[15:30])) + 200)
+    tail = newest_decisions(newer, most=100)
+    assert 14 <= len(tail) <= 16
+    assert tail[-1].decided_s == pytest.approx(json.loads(explored.lines[29])["dispatched_s"])
+    newer.write_text(header)
+    older.unlink()
+    assert newest_decisions(newer, most=5) == ()
+    with pytest.raises(TraceError, match="No such file or directory; expected an outcome log"):
+        newest_decisions(tmp_path / "none", most=5)
 
 
 def test_a_log_without_exploration_supports_no_estimate() -> None:
