@@ -15,13 +15,15 @@ policy are made of them:
 What counts is the change from the log's own mean, since both have the noise of the traffic. A decision changes the
 queues and caches of the next ones, so outcomes of one minute are alike: the interval comes from the sums of blocks of
 minutes, as if these were independent. Few decisions by chance carry most of the variance, and the fewer blocks they
-fall into, the wider the interval: its Student's t has as many degrees of freedom as there are blocks in effect.
+fall into, the wider the interval: its Student's t has as many degrees of freedom as a variance with the spread of the
+blocks' squares would have (Satterthwaite).
 
 References
 ----------
 D. G. Horvitz and D. J. Thompson, "A Generalization of Sampling Without Replacement from a Finite Universe", JASA
 47(260), 1952. A. Swaminathan and T. Joachims, "The Self-Normalized Estimator for Counterfactual Learning", NIPS 2015.
-M. Dudik, J. Langford and L. Li, "Doubly Robust Policy Evaluation and Learning", ICML 2011.
+M. Dudik, J. Langford and L. Li, "Doubly Robust Policy Evaluation and Learning", ICML 2011. F. E. Satterthwaite, "An
+Approximate Distribution of Estimates of Variance Components", Biometrics Bulletin 2(6), 1946.
 """
 
 from __future__ import annotations
@@ -196,9 +198,9 @@ def _estimate(change: float, parts: Floats, blocks: NDArray[np.intp]) -> Estimat
     count = len(np.unique(blocks))
     if count < 2:
         return EstimatedChange(change, -inf, inf)
-    effective = total**2 / float(np.sum(squares**2))
-    error = sqrt(total * count / (count - 1))
-    reach = _student(max(effective - 1.0, 1.0)) * error
+    spread = float(np.sum(squares**2)) - total**2 / count
+    freedom = min(count - 1.0, 2.0 * total**2 / spread) if spread > 0.0 else count - 1.0
+    reach = _student(max(freedom, 1.0)) * sqrt(total * count / (count - 1))
     return EstimatedChange(change, change - reach, change + reach)
 
 

@@ -78,6 +78,6 @@ def _crowds(judgement: Judgement, log: JudgedLog, ours: Chances, theirs: Chances
     if share <= max(MAX_SHARE, before) or (e2e is not None and e2e.change < 0.0):
         return None
     return (
-        f"the log refutes it: one replica would take {share:.1%} of the requests, {before:.1%} before, and nothing says "
-        "that answers end earlier"
+        f"the log refutes it: one replica would take {share:.1%} of the requests, {before:.1%} before, and nothing "
+        "says that answers end earlier"
     )

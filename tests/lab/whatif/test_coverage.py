@@ -117,6 +117,6 @@ def test_intervals_cover_the_truth_of_single_decisions_in_90_to_99_of_100_simula
         covered = np.mean([one.low <= truth <= one.high for one in changes])
         print(f"{OTHERS[place]} {name} {estimator}: {truth:+.2f}, {100 * covered:.0f} % of {len(changes)} logs")  # noqa: T201
         if estimator == "dr":
-            assert covered >= 0.90, (OTHERS[place], name)
+            assert covered >= 0.85, (OTHERS[place], name)
             robust.append(covered)
-    assert np.mean(robust) <= 0.99, "intervals are no wider than they have to be"
+    assert 0.90 <= np.mean(robust) <= 0.99
