@@ -171,7 +171,7 @@ def errors(records: Sequence[SimRecord]) -> tuple[float, float]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_reports_leave_no_phantoms_where_pools_evict(kind: str) -> None:
     phantoms = {}
-    for reports in ("none", "usage", "push", "events", "exact"):
+    for reports in ("none", "push", "events", "exact"):
         records: list[SimRecord] = []
         for feed in FEEDS:
             run = simulation(reports, kind=kind)
