@@ -480,6 +480,7 @@ def _kinds(request: RouteRequest) -> tuple[Kind, Kind]:
 # - Answers in one piece have no first token that could correct the backlog. While such arrive, it holds nothing back
 #   unless first tokens of others have shown of late that there is one queue.
 # - While a request has been queued for `LEARN_AFTER_S` and the verdict is old, streams are sent in rounds of two.
+# - Before the first verdict a second prefill may begin wherever what was seen speaks against one queue.
 
 
 #: Times count from the epoch, where a float has a quarter of a microsecond.
@@ -512,7 +513,7 @@ class SaturationDetector:
         if not self.has_slot(replica):
             return False
         queue = replica.prefill_queue
-        if not queue.is_one_queue(engine_s=now, is_usual=not self._fleet.parallel):
+        if queue.takes_a_second or not queue.is_one_queue(engine_s=now, is_usual=not self._fleet.parallel):
             return True
         if now >= self.queued_since_s + LEARN_AFTER_S and queue.needs_evidence(engine_s=now):
             return queue.joins_round(engine_s=now) and not self._is_late(replica, now)
