@@ -219,7 +219,8 @@ class ProcessOptions:
     text: bytes = b""
 
 
-# Signals of a process: the first stops it in order, the second at once, SIGHUP reloads.
+# Signals of a process: the first stops it in order, the second at once, SIGHUP reloads. SIGUSR2 is for the parent of
+# several processes: elsewhere its default would end the process and every stream with it.
 
 
 @contextmanager
@@ -234,6 +235,8 @@ def stop_signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, async
     handlers: dict[signal.Signals, Callable[[], object]] = {signal.SIGTERM: on_signal, signal.SIGINT: on_signal}
     if file is not None and hasattr(signal, "SIGHUP"):  # not on Windows
         handlers[signal.SIGHUP] = file.request_reload
+    if hasattr(signal, "SIGUSR2"):
+        handlers[signal.SIGUSR2] = _refuse_takeover
     try:
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
@@ -247,6 +250,11 @@ def stop_signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, async
         for number in handlers:
             with suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
+
+
+def _refuse_takeover() -> None:
+    reason = "SIGUSR2 is for the parent of several processes (proxy.processes); this one goes on"
+    log("takeover_failed", level=logging.WARNING, reason=reason)
 
 
 def _pass_signal(loop: asyncio.AbstractEventLoop, handler: Callable[[], object], *_: object) -> None:
