@@ -375,8 +375,9 @@ _MOST_SLOWER, _STALLED_S = 4.0, 0.3
 NOISE_SHARE = 0.3
 #: Standard deviations of a verdict.
 SURE = 2.0
-#: Those at which one queue is doubted until a first verdict: less than two requests that overlap well show.
-DOUBTED = 0.25
+#: Those at which one queue is doubted until a first verdict: a third of what two that begin together show. At half of it
+#: engines with one queue are doubted too, by the noise of their first requests.
+DOUBTED = 0.5
 #: Ended prefills whose times are retained: four times as many as may go on at once.
 _ENDS = 4 * MOST_AT_ONCE
 #: Requests after which one weighs 1 / e as evidence, and as a prefill that had not to wait.
