@@ -4,10 +4,11 @@ Owns the form of what passes over the two pipes and the life of the process insi
 It imports nothing of asyncio, so that a process starts quickly.
 
 Theory of operation. Everything that passes is a frame: eight bytes of length, then that many bytes. First comes a
-pickled pair: how far the process goes below its parent's priority, and the value which prepares the work. Then each job is a fixed number of frames, whose bytes are the worker's matter.
-Its answers are pickled, one per frame, and an empty frame ends them. Both ends are this program's own. The process
-ends as soon as nobody can write jobs any longer, in the middle of a job too, so it never outlives its parent. It
-ignores the signals that stop its parent, which may still need it.
+pickled pair: how far the process goes below its parent's priority, and the value which prepares the work. Then each job
+is a fixed number of frames, whose bytes are the worker's matter. Its answers are pickled, one per frame, and an empty
+frame ends them. Both ends are this program's own. The process ends as soon as nobody can write jobs any longer, in the
+middle of a job too, so it never outlives its parent. It ignores the signals that stop its parent, which may still need
+it.
 """
 
 from __future__ import annotations

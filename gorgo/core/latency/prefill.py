@@ -359,9 +359,9 @@ class _Average:
 # Evidence needs overlap, which a queue in front of the engine prevents. So where the engine is taken for one queue,
 # that queue sends rounds of two (`joins_round`) until there is a verdict, and again after a pause, which doubles with
 # each verdict that there is one. The requests of a round begin together, where the two differ most, and its first one
-# has not to wait. While what was seen before the first verdict speaks against one queue (`is_doubted`), a second prefill
-# may begin at any time: a few requests a second wait for a round longer than they would for the engine. Where several
-# go on at once, nothing is held back, and requests overlap by themselves.
+# has not to wait. While what was seen before the first verdict speaks against one queue (`is_doubted`), a second
+# prefill may begin at any time: a few requests a second wait for a round longer than they would for the engine. Where
+# several go on at once, nothing is held back, and requests overlap by themselves.
 #
 # Prefills of answers in one piece have no visible end. They count as ended when they should be by the count, and each
 # that is before a request adds the noise of a predicted prefill to its evidence.
@@ -375,8 +375,8 @@ _MOST_SLOWER, _STALLED_S = 4.0, 0.3
 NOISE_SHARE = 0.3
 #: Standard deviations of a verdict.
 SURE = 2.0
-#: Those at which one queue is doubted until a first verdict: a third of what two that begin together show. At half of it
-#: engines with one queue are doubted too, by the noise of their first requests.
+#: Those at which one queue is doubted until a first verdict: a third of what two that begin together show. At half of
+#: it engines with one queue are doubted too, by the noise of their first requests.
 DOUBTED = 0.5
 #: Ended prefills whose times are retained: four times as many as may go on at once.
 _ENDS = 4 * MOST_AT_ONCE
