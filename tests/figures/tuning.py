@@ -49,7 +49,8 @@ MORE_COMMAND = (
 )
 #: Random steps alone, live on three fleets.
 STEPS_SEEDS = 5
-STEPS_COMMAND = f"python -m experiments --system tuner --only 'steps of es' --seeds {STEPS_SEEDS} --jobs 1 --json"
+_STEPS = "--only 'steps of es' --only 'steps of cma'"
+STEPS_COMMAND = f"python -m experiments --system tuner {_STEPS} --seeds {STEPS_SEEDS} --jobs 1 --json"
 _STEPS_STATEMENT = re.compile(r"(.*), time scale [\d.]+: (\S+), tuned live by (\S+) / defaults, p95 (TTFT|E2E)")
 #: Columns by the words of a statement.
 _SETS = {
