@@ -179,11 +179,12 @@ def _production() -> Iterator[VariantComparison]:
                                           f"{theirs} over {own}")
         for figure, (text, theirs, own) in PRODUCTION.items()
     }  # fmt: skip
-    variants = (PREDICTED, GORGO_MS, RESIDUAL, LOAD_PREFIX, "round-robin", "oracle")
-    for group, name, shape in (
-        ("production", "production", _PRODUCTION),
-        ("production", "production of long turns", LONG_TURNS),
-        ("production-cached", "production of cached turns", CACHED_TURNS),
+    routed = (PREDICTED, GORGO_MS, RESIDUAL, LOAD_PREFIX, "round-robin", "oracle")
+    bounded = tuple(f"{one}, bounded index" for one in (PREDICTED, TUNED_PREFIX))
+    for group, name, shape, variants in (
+        ("production", "production", _PRODUCTION, routed),
+        ("production", "production of long turns", LONG_TURNS, routed),
+        ("production-cached", "production of cached turns", CACHED_TURNS, (*routed, *bounded)),
     ):
         found = routers(
             group, "13x8xH200", production(name, shape), TUNED_PREFIX, variants, tuple(PRODUCTION), published

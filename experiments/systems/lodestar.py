@@ -38,7 +38,7 @@ LENGTHS: Quantiles = ((0.0, 1000.0), (1.0, 8000.0))
 MIXED = (0.1, 0.3, 0.5, 0.7)
 _SHIFT_RATES = (3.0, 6.5)
 #: What its bars have beside the heuristic: Mooncake, its Algorithm 2 and the fewest requests in flight.
-BARS = ("mooncake", "tau 0.5", "least-request")
+BARS = ("mooncake, bounded index", "tau 0.5", "least-request")
 #: Rates of its mixed GPUs, 1/s.
 MIXED_RATES = (10.0, 14.0, 18.0, 22.0)
 
