@@ -615,6 +615,9 @@ NOT_STORED: Mapping[str, NotStored] = {
     "two-terms": NotStored("a cost without two of its terms, which no option gives", "6046ff1"),
     "herd-live": NotStored("live processes in wall time, and a policy before two of its terms", "5a934c4, 6046ff1"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
+    "two-terms-cost": NotStored(
+        "processor time of two versions in turns, which no command compares", "5a934c4, b1fe878"
+    ),
     "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
     "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),
     "less-ttft": NotStored("two seeds for each of five factors on two weights", "9651bf3"),
