@@ -575,7 +575,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     ),
     "parity": NotStored("live processes in wall time: needs two cores to itself", "fd77f77, 42a9319"),
     "learned-cost": NotStored(
-        "needs two cores to itself: `python -m tests.bench learned_submit training_beside`", "bd415b1, 4a1edaf"
+        "needs two cores to itself: `python -m tests.bench learned_submit training_beside`", "bd415b1, 4a1edaf, eab2f23"
     ),
     "learned-waits": NotStored("few seeds, and settings that only a script makes", "c202b84, 4a1edaf"),
     "found-share": NotStored(
