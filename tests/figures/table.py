@@ -615,7 +615,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "one seed of an earlier commit, and time on a busy machine", "a8aa696, ee77183, b781046"
     ),
     "two-terms": NotStored("a cost without two of its terms, which no option gives", "6046ff1"),
-    "herd-live": NotStored("live processes in wall time, and a policy before two of its terms", "5a934c4, 6046ff1"),
+    "herd-live": NotStored("live processes in wall time, and a policy without two of its terms", "08c66ea"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
     "two-terms-cost": NotStored(
         "processor time of two versions in turns, which no command compares", "5a934c4, b1fe878"
