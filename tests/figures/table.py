@@ -228,7 +228,12 @@ _MEANS = ("on", "policy", "TTFT p50 ms", "TTFT p95 ms", "E2E p50 s", "E2E p95 s"
 
 
 #: Traffic of the claims, in words that need no legend.
-_TRAFFIC = {"ART-Chat-like": "three days", "April 6 like": "April 6", "April 7 like": "April 7"}
+_TRAFFIC = {
+    "ART-Chat-like": "three days",
+    "April 6 like": "April 6",
+    "April 7 like": "April 7",
+    "geometric mean of 7": "mean of seven loads",
+}
 
 
 def _missed(verdicts: Rows) -> Table:
@@ -239,9 +244,11 @@ def _missed(verdicts: Rows) -> Table:
             continue
         value = 100 * (1 - float(numbers_of(str(row["of / against [95 %]"]))[0]))
         aim = 100 * (1 - float(str(row["target"]).removeprefix("<= ")))
-        traffic, load = on.split(", load ")
-        words = f"{_TRAFFIC.get(traffic, traffic)}, load {load}: {value:.1f} %, not {aim:.0f} %"
-        cells = rows.setdefault((f"{of}, {figure} below {against}",), {"reached": words})
+        traffic, of_load, load = on.partition(", load ")
+        reached = f"{value:.1f} %, not {aim:.0f} %" if aim > 0 else f"{-value:.1f} % above it, {-aim:.0f} % allowed"
+        words = f"{_TRAFFIC.get(traffic, traffic)}{of_load}{load}: {reached}"
+        place = "below" if aim > 0 else "beside"
+        cells = rows.setdefault((f"{of}, {figure} {place} {against}",), {"reached": words})
         if cells["reached"] != words:
             cells["reached"] = f"{cells['reached']}<br>{words}"
     return Table(labels=("missed target",), rows=rows)
