@@ -595,6 +595,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
+    "cached-turns": NotStored("one seed of half the requests", "2f85412"),
     "sticky": NotStored("a policy without a group of its own: rows of a script", "255eb35"),
     "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
