@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gorgo.live.listener.sockets import ServerAddresses
     from gorgo.live.process import ProcessOptions
     from gorgo.live.workers.link import WorkerLink, WorkerStart
+    from gorgo.live.workers.takeover import Inherited
 
 #: As `proxy.processes` has it: more than the processors of any machine in use.
 MAX_PROCESSES = 64
@@ -115,11 +116,14 @@ class Launch:
         """
         import secrets
         from contextlib import ExitStack
+        from logging import WARNING
 
         from gorgo.live.listener.sockets import ServerAddresses, address_of, listening
+        from gorgo.live.logs import log
         from gorgo.live.workers.counts import SharedCounts, make_memory
         from gorgo.live.workers.link import WorkerStart
         from gorgo.live.workers.parent import Parent, ParentOptions, inheritable, own_command
+        from gorgo.live.workers.takeover import Inherited, offered
 
         proxy = started.config.proxy
         if not hasattr(os, "memfd_create"):
@@ -129,9 +133,12 @@ class Launch:
         token = self._admin_token()
         self._set_up_logs(started.config)
         with ExitStack() as sockets:
-            predecessor, data, admin = inherited or (None, None, None)
-            data = sockets.enter_context(data or listening(proxy.bind, "proxy.bind"))
-            admin = sockets.enter_context(admin or listening(proxy.admin_bind, "proxy.admin_bind"))
+            inherited = inherited or Inherited(None, None)
+            data = sockets.enter_context(inherited.data or listening(proxy.bind, "proxy.bind"))
+            admin = sockets.enter_context(inherited.admin or listening(proxy.admin_bind, "proxy.admin_bind"))
+            offer = inherited.offer or offered(admin)
+            if offer is None:
+                log("takeover_not_offered", level=WARNING, admin=address_of(admin)[1])
             addresses = ServerAddresses(address_of(data), address_of(admin), tls=proxy.tls.cert is not None)
             memory = make_memory(processes)
 
@@ -157,7 +164,8 @@ class Launch:
                 grace_s=started.config.limits.shutdown_grace_s,
                 ready=ready,
                 reloads=self.config.is_file(),
-                predecessor=predecessor,
+                predecessor=inherited.predecessor,
+                offer=offer,
             )
             parent = Parent(options, SharedCounts(memory, processes, own=0))
             _loop_runner(plain=self.plain)(parent.run())
@@ -264,20 +272,30 @@ def set_up_logs_of(start: Launch) -> None:
     set_up_logs(start.log_format, start.log_level)
 
 
-def worker_start() -> tuple[WorkerStart, socket] | None:
-    """Return what the parent of a worker gives it, and the connection; `None` for a process that is no worker."""
-    from gorgo.live.workers.parent import WORKER_VARIABLE
+#: What a worker loads before it is one; and what of it only with the own listener.
+_LOADED_BEFORE = ("gorgo.proxy.server", "gorgo.cli.validation", "gorgo.live.peer_store.local", "numpy.random")
+_LOADED_UNLESS_PLAIN = ("uvloop", "gorgo.live.listener.listener")
 
-    descriptor = os.environ.pop(WORKER_VARIABLE, None)
+
+def worker_start(*, plain: bool) -> tuple[WorkerStart, socket] | None:
+    """Return what the parent of a worker gives it, and the connection; `None` for a process that is no worker.
+
+    A spare one loads the program and waits. It ends where it is not needed.
+    """
+    descriptor = os.environ.pop("GORGO_WORKER", None)
     if descriptor is None:
         return None
+    from importlib import import_module
+
     from gorgo.live.workers.link import read_start
 
-    return read_start(int(descriptor))
+    for name in (*_LOADED_BEFORE, *(() if plain else _LOADED_UNLESS_PLAIN)):
+        import_module(name)
+    try:
+        return read_start(int(descriptor))
+    except EOFError:
+        raise SystemExit(0) from None
 
-
-#: A connection to a predecessor, and the listeners for data and admin.
-Inherited = tuple["socket | None", "socket | None", "socket | None"]
 
 #: The first descriptor that systemd passes.
 _FIRST_OF_SYSTEMD = 3
@@ -291,10 +309,11 @@ def inherited_listeners() -> Inherited | None:
     """
     from socket import socket
 
-    words = os.environ.pop("GORGO_TAKEOVER", None)
-    if words is not None:
-        connection, data, admin = (socket(fileno=int(word)) for word in words.split(","))
-        return connection, data, admin
+    descriptor = os.environ.pop("GORGO_TAKEOVER", None)
+    if descriptor is not None:
+        from gorgo.live.workers.takeover import received
+
+        return received(socket(fileno=int(descriptor)))
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
     if pid != str(os.getpid()) or not count.isdigit() or int(count) == 0:
@@ -305,7 +324,9 @@ def inherited_listeners() -> Inherited | None:
         if name in found:
             raise InvalidValueError("LISTEN_FDNAMES", ":".join(names), "one socket named data and one named admin")
         found[name] = socket(fileno=_FIRST_OF_SYSTEMD + place)
-    return None, found.get("data"), found.get("admin")
+    from gorgo.live.workers.takeover import Inherited
+
+    return Inherited(found.get("data"), found.get("admin"))
 
 
 def processes_of(given: str | None, config: Config) -> int:

@@ -38,7 +38,7 @@ from gorgo.live.fleet_sources.service import FleetSources
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, learn_all, probe_overdue, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
@@ -347,7 +347,7 @@ async def _run(
     addresses = ServerAddresses(front_end.address, address_of(admin), tls=state.served_tls is not None)
     closing, admin_closing = asyncio.Event(), asyncio.Event()
     monitors = [ReplicaMonitor(state, target) for target in state.replicas.targets.values()]
-    await asyncio.gather(probe_all(monitors), state.routing.training.start())
+    await asyncio.gather(learn_all(monitors, link), state.routing.training.start())
     async with asyncio.TaskGroup() as tasks:
         fleet_monitor = FleetMonitor(tasks)
         while monitors:  # moved, so that a removed replica is not referenced here
