@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +302,98 @@ async def operated(folder: Path, proxy: Served, *options: str) -> asyncio.subpro
         stderr=subprocess.DEVNULL,
         env=environ(),
     )
+
+
+def streams_of(pid: int, ports: dict[int, Any]) -> list[Any]:
+    """Of the clients with these ports the ones that a process has accepted."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        client = ports.get(int(words[2].rpartition(":")[2], 16))
+        if client is not None and f"socket:[{words[9]}]" in inodes:
+            found.append(client)
+    return found
+
+
+@pytest.mark.system
+async def test_a_leader_that_retires_ends_at_once_and_leaves_a_stream_and_its_line_to_the_others(
+    start: Start, tmp_path: Path
+) -> None:
+    """The state file is the successor's, whoever of the retired workers leads."""
+    replica: FakeReplica = await start.replica(*[hang(delta("a"), rest=[delta("b"), DONE])] * 12, *answers(50))
+    (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}, limits=GRACE))
+    log, state = tmp_path / "requests.jsonl", tmp_path / "state.json"
+    async with (
+        two_workers(tmp_path, "--state", str(state), "--request-log", str(log)) as proxy,
+        AsyncExitStack() as all_,
+    ):
+        leader, other = (row["pid"] for row in await rows(proxy))
+        opened: dict[int, tuple[AsyncExitStack, AsyncIterator[str]]] = {}
+        for _ in range(12):
+            stack = await all_.enter_async_context(AsyncExitStack())
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=proxy.client.base_url, timeout=60))
+            response = await stack.enter_async_context(client.stream("POST", "/v1/chat/completions", json=BODY))
+            texts = response.aiter_text()
+            await anext(texts)
+            port = response.extensions["network_stream"].get_extra_info("client_addr")[1]
+            opened[port] = stack, texts
+        left = streams_of(other, opened)
+        assert 0 < len(left) < 12
+        for stack, _ in streams_of(leader, opened):
+            await stack.aclose()
+        successor = await operated(tmp_path, proxy, "--takeover", "--processes", "1", "--request-log", str(log))
+        try:
+
+            async def leader_ended() -> bool:
+                return not is_running(leader)
+
+            await until(leader_ended, START_S)
+            assert is_running(other), "it has a stream"
+            answer = await proxy.admin.put("/admin/policy", json={"policy": "gorgo"})
+            assert answer.status_code == 200, answer.text
+            replica.release.set()
+            for _, texts in left:
+                assert "[DONE]" in "".join([text async for text in texts])
+
+            async def other_ended() -> bool:
+                return proxy.process.returncode is not None
+
+            await until(other_ended)
+            assert json.loads(state.read_text())["policy"] == "gorgo"
+        finally:
+            successor.terminate()
+            await successor.wait()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    statuses = [line["status"] for line in lines if "status" in line]
+    assert len(statuses) == 12, "of each stream a line"
+
+
+@pytest.mark.system
+async def test_a_leader_that_is_stopped_alone_leaves_the_lead_without_waiting_for_the_others(
+    start: Start, tmp_path: Path
+) -> None:
+    replica: FakeReplica = await start.replica(*answers(100))
+    (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}, limits=GRACE))
+    log = tmp_path / "requests.jsonl"
+    async with two_workers(tmp_path, "--request-log", str(log)) as proxy:
+        leader = (await rows(proxy))[0]["pid"]
+        await on_new_connections(proxy, 20)
+        os.kill(leader, signal.SIGTERM)
+
+        async def ended() -> bool:
+            return not is_running(leader)
+
+        await until(ended, GRACE["shutdown_grace_s"] / 2)
+        await until(lambda: all_ready(proxy))
+        assert len(await on_new_connections(proxy, 20)) == 20
+        proxy.process.terminate()
+        assert await proxy.process.wait() == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sum("status" in line for line in lines) == 40
 
 
 @pytest.mark.system

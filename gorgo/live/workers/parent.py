@@ -38,6 +38,8 @@ SERVED_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
 #: Workers have the grace period to end their requests, and this to end themselves, s. Then they are killed.
 END_S = 10.0
+#: To read what a worker that has ended had sent, s.
+LAST_FRAMES_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class _Worker:
     channel: Channel | None = None
     state: str = "starting"
     started_s: float = 0.0
+    #: Whether its requests have ended, and it will not lead.
+    leaves: bool = False
+    #: Set with the end of its connection: all that it has sent has been read.
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
     #: Ends that nobody asked for: all of them, and those soon after a start, in a row.
     restarts: int = 0
     failures: int = 0
@@ -169,12 +175,16 @@ class Parent:
                     log("worker_killed", level=logging.WARNING, worker=worker.number, after_s=limit_s)
                     worker.process.kill()
                     await ended
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_FRAMES_S):
+                await worker.closed.wait()
         return ended.result()
 
     async def _start(self, worker: _Worker) -> None:
         """Start a worker. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         worker.state, worker.started_s, worker.retry_s = "starting", loop.time(), None
+        worker.leaves, worker.closed = False, asyncio.Event()
         interpreter = await self._take_interpreter()
         worker.process, connection = interpreter.process, interpreter.connection
         if self.workers[self.leader].state == "waiting":
@@ -182,7 +192,7 @@ class Parent:
         start = replace(self.options.start, number=worker.number, leader=self.leader)
         connection.setblocking(False)
         _, worker.channel = await loop.create_unix_connection(
-            lambda: Channel(lambda frame: self._on_frame(worker, frame), lambda: None), sock=connection
+            lambda: Channel(lambda frame: self._on_frame(worker, frame), worker.closed.set), sock=connection
         )
         worker.channel.write_frame(Frame(FrameKind.START, PARENT, worker.number, 0, packed(start)))
         if self._stopping:
@@ -270,9 +280,9 @@ class Parent:
                     await self._changed.wait()
 
     def _choose_leader(self) -> None:
-        """Let the first worker that serves lead; without one the first that starts will."""
-        serving = [worker.number for worker in self.workers if worker.state == "ready"]
-        running = [worker.number for worker in self.workers if worker.process is not None]
+        """Let the first worker that serves lead; without one the first that starts will. One that leaves does not."""
+        running = [worker.number for worker in self.workers if worker.process is not None and not worker.leaves]
+        serving = [number for number in running if self.workers[number].state == "ready"]
         self.leader = next(iter(serving or running), self.leader)
         self._send_all(FrameKind.LEADER, self.leader)
 
@@ -281,6 +291,8 @@ class Parent:
     def _on_frame(self, sender: _Worker, frame: Frame) -> None:
         if frame.kind is FrameKind.READY:
             self._on_ready(sender)
+        elif frame.kind is FrameKind.LEAVE:
+            self._on_leave(sender)
         elif frame.kind is FrameKind.RESTART:
             self._restart(self.workers[unpacked(frame.content)])
         elif frame.receiver == ALL:
@@ -308,6 +320,14 @@ class Parent:
             self._is_ready = True
             self.options.ready()
         self._prepare_spare()
+
+    def _on_leave(self, worker: _Worker) -> None:
+        """Let another one lead, and answer the worker in any case."""
+        worker.leaves = True
+        if worker.number == self.leader:
+            self._choose_leader()
+        elif worker.channel is not None:
+            worker.channel.write_frame(Frame(FrameKind.LEADER, PARENT, worker.number, 0, packed(self.leader)))
 
     def _restart(self, worker: _Worker) -> None:
         """End a worker in order; it is started again."""
