@@ -258,7 +258,8 @@ async def _started(command: list[str], environ: dict[str, str], log: Path) -> as
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), START_S)
     if b"listening" not in line:
-        raise RuntimeError(f"no router: {log.read_text()[-2000:]}")
+        lines = [text for text in log.read_text().splitlines() if '"event": "request"' not in text]
+        raise RuntimeError("no router: " + "\n".join(lines[-20:]))
     return process
 
 
