@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -333,7 +335,7 @@ def processes_of(given: str | None, config: Config) -> int:
     """Return the number of processes: that of the option, else that of the file."""
     wanted: str | int = config.proxy.processes if given is None else given
     if wanted == "auto":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(MAX_PROCESSES, available_processors())
     try:
         number = int(wanted)
     except ValueError:
@@ -341,6 +343,31 @@ def processes_of(given: str | None, config: Config) -> int:
     if not 1 <= number <= MAX_PROCESSES:
         raise typer.BadParameter(f"--processes {given}: expected a number from 1 to {MAX_PROCESSES}, or auto")
     return number
+
+
+def available_processors(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the processors that this process may use: of a container with a limit not those of its machine.
+
+    A fraction of one counts as one. `groups` and `own`: where Linux has the limits, and the names of the own groups.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, ceil(min(allowed, _processors_of_limit(groups, own))))
+
+
+def _processors_of_limit(groups: Path, own: Path) -> float:
+    """Return the share of processors that control groups grant, of both versions; infinite without one."""
+    paths = {Path(".")}
+    with suppress(OSError):
+        paths |= {Path(line.split(":", 2)[2].lstrip("/")) for line in own.read_text().splitlines()}
+    granted = inf
+    for path in paths:
+        for folder in (groups / path, groups / "cpu" / path):
+            for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+                with suppress(OSError, ValueError):  # no such file, or `max`
+                    words = " ".join((folder / name).read_text() for name in names).split()
+                    quota, period = map(int, words)
+                    granted = min(granted, quota / period if quota > 0 and period > 0 else inf)
+    return granted
 
 
 def _loop_runner(*, plain: bool) -> Callable[[Coroutine[Any, Any, None]], object]:
