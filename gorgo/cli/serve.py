@@ -114,9 +114,9 @@ def serve(
         start.run_worker(*worker, run_proxy)
         return
     if takeover and inherited is None:
-        from gorgo.live.workers.takeover import take_over
+        from gorgo.live.workers.takeover import inherit
 
-        inherited = take_over(started.config.proxy.admin_bind)
+        inherited = inherit(started.config.proxy.admin_bind)
     number = launch.processes_of(processes, started.config)
     if number == 1 and inherited is None:
         start.run(started, run_proxy, shown)

@@ -394,7 +394,7 @@ async def _run(
         closing.set()
         admin_closing.set()
         if link is not None:
-            await link.leave()
+            await link.end_lead()
         for line_log in state.telemetry.line_logs:
             line_log.stop()
         for loop in loops:

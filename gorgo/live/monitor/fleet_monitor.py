@@ -43,7 +43,7 @@ class FleetMonitor:
         """Take what the worker that leads has learned of a replica; of one that has left nothing."""
         running = self._running.get(name)
         if running is not None:
-            running[0].take(kind, *found)
+            running[0].take_answer(kind, *found)
 
     async def learned(self) -> Learned:
         """Return the last answers of all replicas, for a worker that joins."""
@@ -82,7 +82,7 @@ async def learn_all(monitors: list[ReplicaMonitor], link: WorkerLink | None) -> 
             learned = await link.question(link.leader, "learned")
     for monitor in monitors:
         for kind, found in learned.get(monitor.target.name, {}).items():
-            monitor.take(kind, *found)
+            monitor.take_answer(kind, *found)
     await probe_all([monitor for monitor in monitors if monitor.target.name not in learned])
 
 

@@ -277,7 +277,7 @@ class ReplicaMonitor:
 
     # -- what the worker that leads has learned of the replica
 
-    def take(self, kind: str, *found: Any) -> None:
+    def take_answer(self, kind: str, *found: Any) -> None:
         """Take an answer that the worker that leads has got."""
         self.learned[kind] = found
         now = self._state.routing.clock()

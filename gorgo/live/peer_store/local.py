@@ -26,7 +26,7 @@ from gorgo.core.peers.records import PeerReport
 from gorgo.core.router import Router
 from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.peer_store.service import PeerRow, PeerStoreService, peer_rows
-from gorgo.live.peer_store.writer import Reports
+from gorgo.live.peer_store.writer import OutgoingReports
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, Subject
 from gorgo.live.workers.link import WorkerLink
 
@@ -69,7 +69,7 @@ class LocalPeers:
         self._siblings: deque[str] = deque(maxlen=_MAX_SIBLINGS)
         if store is None:
             name = f"worker-{link.number}/{router.boot_id[:8]}"
-            self._reports, self.counts = Reports(router.peers.join(name, key_id=key_id)), PeerCounts()
+            self._reports, self.counts = OutgoingReports(router.peers.join(name, key_id=key_id)), PeerCounts()
         else:
             self._reports, self.counts = store.reports, store.counts
             store.heard_otherwise = self._siblings
@@ -102,7 +102,7 @@ class LocalPeers:
 
     def write_report(self) -> None:
         """Send a report of now; what a full connection does not take is part of the next one."""
-        report = self._reports.report(self._outgoing, now=self._clock())
+        report = self._reports.make_report(self._outgoing, now=self._clock())
         content = _ENCODE(report)
         self.counts.dropped = self._outgoing.dropped + self.peers.outbox.dropped
         if self._link.send_report(_WRITTEN.pack(monotonic()) + content):

@@ -27,7 +27,7 @@ from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.logs import log, log_failure
 from gorgo.live.peer_store.connection import StoreNames, member_name, router_name, seal_key, store_client
 from gorgo.live.peer_store.reader import ReportReader
-from gorgo.live.peer_store.writer import Reports, ReportWriter
+from gorgo.live.peer_store.writer import OutgoingReports, ReportWriter
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, StoreFault, Subject
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class PeerStoreService:
         self.member = member
         self.shared = shared
         self.peers = router.peers.join(member, key_id=key_id)
-        self.reports = Reports(self.peers)
+        self.reports = OutgoingReports(self.peers)
         #: Members that are heard of in another way: the other workers of this router, where it has some.
         self.heard_otherwise: Container[str] = ()
         self.counts = PeerCounts()

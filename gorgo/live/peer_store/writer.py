@@ -82,7 +82,7 @@ class Outgoing:
         self._unwritten = None
 
 
-class Reports:
+class OutgoingReports:
     """The reports of one router over several transports: each gets what happened since its own last one.
 
     A report that one of them makes is part of the next one of each other. So a peer that hears of this router in two
@@ -99,7 +99,7 @@ class Reports:
         self._transports.append(outgoing)
         return outgoing
 
-    def report(self, outgoing: Outgoing, *, now: float) -> PeerReport:
+    def make_report(self, outgoing: Outgoing, *, now: float) -> PeerReport:
         """Return the report of now for one transport."""
         report = self.peers.report(now=now)
         for each in self._transports:
@@ -125,7 +125,9 @@ class ReportWriter:
         Of the Router's exchange.
     """
 
-    def __init__(self, client: Redis, names: StoreNames, reports: Reports, counts: PeerCounts, clock: Clock) -> None:
+    def __init__(
+        self, client: Redis, names: StoreNames, reports: OutgoingReports, counts: PeerCounts, clock: Clock
+    ) -> None:
         self._client = client
         self._names = names
         self._reports = reports
@@ -156,7 +158,7 @@ class ReportWriter:
         """Write a report of now, and once a second that this member is there. Raises what the client raises."""
         self._urgent.clear()
         started_s = self._clock()
-        report = self._reports.report(self._outgoing, now=started_s)
+        report = self._reports.make_report(self._outgoing, now=started_s)
         self._counts.dropped = self._outgoing.dropped + self._peers.outbox.dropped
         text = encode_report(report)
         stream = self._names.stream(self._peers.name)

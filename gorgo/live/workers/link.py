@@ -205,7 +205,7 @@ class WorkerLink:
         await asyncio.gather(*(one(worker) for worker in (self.serving if workers is None else workers)))
         return dict(sorted(found.items()))
 
-    async def leave(self) -> None:
+    async def end_lead(self) -> None:
         """Let another worker lead that does not end, and wait for what the others have sent to this one.
 
         Where all of them end, the one that leads waits for the rest: their last lines are written here.

@@ -29,7 +29,7 @@ from gorgo.live.logs import log
 from gorgo.live.workers.counts import SharedCounts
 from gorgo.live.workers.hub import ALL, PARENT, Channel, Frame, FrameKind, packed, unpacked
 from gorgo.live.workers.link import WorkerRow, WorkerStart
-from gorgo.live.workers.takeover import LATE, LIMIT_S, SERVES, announce, hand_over, peer_of
+from gorgo.live.workers.takeover import LATE, LIMIT_S, SERVES, announce, pass_listeners, peer_of
 
 #: Variables with the descriptor of a worker's connection, and of a successor's to its predecessor.
 WORKER_VARIABLE, TAKEOVER_VARIABLE = "GORGO_WORKER", "GORGO_TAKEOVER"
@@ -49,7 +49,7 @@ class _Interpreter:
     process: asyncio.subprocess.Process
     connection: socket.socket
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """End it before it has become one."""
         self.connection.close()
         with suppress(ProcessLookupError):
@@ -207,7 +207,7 @@ class Parent:
                 interpreter = await spare
                 if interpreter.process.returncode is None:
                     return interpreter
-                interpreter.end()
+                interpreter.kill()
         return await self._new_interpreter()
 
     async def _new_interpreter(self) -> _Interpreter:
@@ -233,7 +233,7 @@ class Parent:
     def _drop_spare(self) -> None:
         spare, self._spare = self._spare, None
         if spare is not None:
-            spare.add_done_callback(lambda task: None if task.exception() else task.result().end())
+            spare.add_done_callback(lambda task: None if task.exception() else task.result().kill())
 
     def _on_end(self, worker: _Worker, code: int) -> None:
         """Take note of the end of a worker, and let another one lead."""
@@ -382,11 +382,11 @@ class Parent:
 
     def _begin_takeover(self) -> None:
         """Start a successor on the same listeners; once it serves, retire."""
-        if self._can_hand_over:
+        if self._accepts_successor:
             self._successor = asyncio.get_running_loop().create_task(self._start_successor())
 
     @property
-    def _can_hand_over(self) -> bool:
+    def _accepts_successor(self) -> bool:
         return self._is_ready and not self._stopping and self._successor is None
 
     @contextmanager
@@ -416,14 +416,14 @@ class Parent:
         except OSError:  # it has gone
             return
         pid = peer_of(connection)
-        if pid is None or not self._can_hand_over:
+        if pid is None or not self._accepts_successor:
             connection.close()
             return
         self._successor = asyncio.get_running_loop().create_task(self._accept_successor(connection, pid))
 
     async def _accept_successor(self, connection: socket.socket, pid: int) -> None:
         with connection:
-            serves = await self._hand_over(connection, pid)
+            serves = await self._wait_for_successor(connection, pid)
         if not serves:
             self._keep_on(pid, None)
 
@@ -437,11 +437,11 @@ class Parent:
                     env={**options.environ, TAKEOVER_VARIABLE: str(theirs.fileno())},
                     pass_fds=(theirs.fileno(),),
                 )
-            serves = await self._hand_over(ours, successor.pid)
+            serves = await self._wait_for_successor(ours, successor.pid)
         if not serves:
             self._keep_on(successor.pid, await successor.wait())
 
-    async def _hand_over(self, connection: socket.socket, pid: int) -> bool:
+    async def _wait_for_successor(self, connection: socket.socket, pid: int) -> bool:
         """Give a successor the listeners, and retire once it serves; return whether it does.
 
         Until then no change is made here: it would not have it.
@@ -451,7 +451,7 @@ class Parent:
         connection.setblocking(False)
         loop, start, said = asyncio.get_running_loop(), self.options.start, b""
         try:
-            hand_over(connection, start.data, start.admin, self.options.offer)
+            pass_listeners(connection, start.data, start.admin, self.options.offer)
             async with asyncio.timeout(LIMIT_S):
                 said = await loop.sock_recv(connection, len(SERVES))
         except TimeoutError:

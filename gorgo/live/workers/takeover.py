@@ -1,6 +1,6 @@
 """What a router hands to its successor: its listeners, over a connection that says when the successor serves.
 
-Owns the name under which a running router is found (`offered`, `take_over`), and what passes on the connection. Leaves
+Owns the name under which a running router is found (`offered`, `inherit`), and what passes on the connection. Leaves
 what becomes of the predecessor to `parent`.
 
 Theory of operation. A parent listens at an abstract Unix socket, named by the address of its admin listener: the name
@@ -65,13 +65,13 @@ def peer_of(connection: socket.socket) -> int | None:
     return pid if user in (*_TRUSTED, os.geteuid()) else None
 
 
-def hand_over(connection: socket.socket, data: int, admin: int, offer: socket.socket | None) -> None:
+def pass_listeners(connection: socket.socket, data: int, admin: int, offer: socket.socket | None) -> None:
     """Send the listeners to a successor. Raises `OSError`."""
     descriptors = [data, admin, *(() if offer is None else (offer.fileno(),))]
     socket.send_fds(connection, [_LISTENERS], descriptors)
 
 
-def take_over(admin_bind: str) -> Inherited:
+def inherit(admin_bind: str) -> Inherited:
     """Return what the router has that runs with this address for `admin`. Raises `ConfigError`."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(_ANSWER_S)

@@ -33,7 +33,7 @@ from gorgo.live.peer_store import reader as incoming
 from gorgo.live.peer_store.connection import group_key, router_name, store_client, store_password, store_tls
 from gorgo.live.peer_store.reader import EntryId, Incoming, read_id
 from gorgo.live.peer_store.service import FIRST_BACKOFF_S, MAX_BACKOFF_S, StoreLink, fault_of
-from gorgo.live.peer_store.writer import Outgoing, Reports
+from gorgo.live.peer_store.writer import Outgoing, OutgoingReports
 from gorgo.live.telemetry.peers import PeerCounts, StoreFault
 from tests.live.peer_store.relay import relay
 from tests.live.peer_store.server import RedisServer
@@ -331,11 +331,11 @@ class Numbered:
 
 
 def test_each_of_two_transports_reports_everything_since_its_own_last_report() -> None:
-    reports = Reports(Numbered())  # type: ignore[arg-type]  # the part of an exchange that is used
+    reports = OutgoingReports(Numbered())  # type: ignore[arg-type]  # the part of an exchange that is used
     often, seldom = reports.new_transport(), reports.new_transport()
 
     def prefixes(outgoing: Outgoing) -> list[str]:
-        found = reports.report(outgoing, now=0.0)
+        found = reports.make_report(outgoing, now=0.0)
         outgoing.on_written()
         return [marks.replica for marks in found.prefixes]
 

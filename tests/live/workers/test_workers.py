@@ -30,7 +30,7 @@ from gorgo.live.workers.hub import (
     packed,
 )
 from gorgo.live.workers.link import WorkerLink, WorkerRow, WorkerStart, WorkerUnreachable
-from gorgo.live.workers.takeover import LATE, SERVES, announce, hand_over, offered, peer_of, take_over
+from gorgo.live.workers.takeover import LATE, SERVES, announce, inherit, offered, pass_listeners, peer_of
 
 # Frames on a socket pair.
 
@@ -370,11 +370,11 @@ def bind_of(listener: socket.socket) -> str:
 
 def test_a_successor_gets_the_listeners_and_the_name_from_the_router_of_its_admin_address() -> None:
     with listeners() as (data, admin, offer), ThreadPoolExecutor(1) as other:
-        taking = other.submit(take_over, bind_of(admin))
+        taking = other.submit(inherit, bind_of(admin))
         connection, _ = offer.accept()
         with connection:
             assert peer_of(connection) == os.getpid()
-            hand_over(connection, data.fileno(), admin.fileno(), offer)
+            pass_listeners(connection, data.fileno(), admin.fileno(), offer)
             found = taking.result(10)
             assert found.data is not None
             assert found.admin is not None
@@ -385,7 +385,8 @@ def test_a_successor_gets_the_listeners_and_the_name_from_the_router_of_its_admi
             assert offered(admin) is None, "one router has the name"
             assert announce(found.predecessor)
             assert connection.recv(100) == SERVES
-        found.data.close(), found.admin.close(), found.offer.close()
+        for each in (found.data, found.admin, found.offer):
+            each.close()
 
 
 def test_a_successor_that_was_given_up_does_not_serve() -> None:
@@ -401,9 +402,9 @@ def test_a_successor_that_was_given_up_does_not_serve() -> None:
 def test_nothing_is_taken_over_where_no_router_runs_or_it_does_not_serve() -> None:
     with listeners() as (data, admin, offer), ThreadPoolExecutor(1) as other:
         with pytest.raises(ConfigError, match="no router can be taken over at the admin address") as raised:
-            take_over(bind_of(data))
+            inherit(bind_of(data))
         assert "--processes" in str(raised.value)
-        taking = other.submit(take_over, bind_of(admin))
+        taking = other.submit(inherit, bind_of(admin))
         offer.accept()[0].close()
         with pytest.raises(ConfigError, match="it starts, stops, or another successor starts"):
             taking.result(10)
@@ -414,4 +415,4 @@ def test_another_user_hands_nothing_over(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         monkeypatch.setattr("gorgo.live.workers.takeover._TRUSTED", ())
         with pytest.raises(ConfigError, match="another user's"):
-            take_over(bind_of(admin))
+            inherit(bind_of(admin))
