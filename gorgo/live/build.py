@@ -118,10 +118,10 @@ def build_live(
     local_peers = None
     if link is not None:
         router.quotas.shared = link.counts
-        if peer_store is None:
-            from gorgo.live.peer_store.local import LocalPeers
+        from gorgo.live.peer_store.local import LocalPeers
 
-            local_peers = LocalPeers(link, router, gateway, clock, key_id=fingerprinter.key_id)
+        local_peers = LocalPeers(link, router, gateway, clock, key_id=fingerprinter.key_id, store=peer_store)
+        if peer_store is None:
             metrics.peers.read = local_peers.measures
     models = ServedModels(config)
     prompt_tokens = PromptTokens(

@@ -38,7 +38,7 @@ from gorgo.live.fleet_sources.service import FleetSources
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, learn_all, probe_overdue, run_timers
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
@@ -353,15 +353,17 @@ async def _run(
 ) -> None:
     environ, link = options.environ, options.link
     addresses = ServerAddresses(front_end.address, address_of(admin), tls=state.served_tls is not None)
+    # The second one is set too when the listeners and files are a successor's.
     closing, admin_closing = asyncio.Event(), asyncio.Event()
     monitors = [ReplicaMonitor(state, target) for target in state.replicas.targets.values()]
-    await asyncio.gather(probe_all(monitors), state.routing.training.start())
+    await asyncio.gather(learn_all(monitors, link), state.routing.training.start())
     async with asyncio.TaskGroup() as tasks:
         fleet_monitor = FleetMonitor(tasks)
         while monitors:  # moved, so that a removed replica is not referenced here
             fleet_monitor.start(monitors.pop())
         state.routing.models.read_all = fleet_monitor.read_models
-        loops = [tasks.create_task(run_timers(state.routing)), tasks.create_task(_when_leading(link, _train(state)))]
+        loops = [tasks.create_task(run_timers(state.routing))]
+        loops.append(tasks.create_task(_when_leading(link, _train(state), unless=admin_closing)))
         loops.append(tasks.create_task(state.routing.control.run()))
         loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
@@ -387,7 +389,7 @@ async def _run(
             if not link.leads:
                 loops.append(tasks.create_task(_when_leading(link, _take_files(state, options))))
         operators = serve_asgi(BoundedBodies(app), admin, admin_closing, limits, plain=state.plain)
-        serving = tasks.create_task(_when_leading(link, operators))
+        serving = tasks.create_task(_when_leading(link, operators, unless=admin_closing))
         if link is not None:
             link.ready()
         if ready is not None:
@@ -399,13 +401,13 @@ async def _run(
         await front_end.end_exchanges(stop_now)
         closing.set()
         admin_closing.set()
-        if link is not None and link.leads:
-            await link.wait_for_others(state.limits.shutdown_grace_s)  # their last lines are written here
+        if link is not None:
+            await link.end_lead()
         for line_log in state.telemetry.line_logs:
             line_log.stop()
         for loop in loops:
             loop.cancel()
-        if link is not None and not link.leads:
+        if link is not None and not link.leads_now.is_set():
             serving.cancel()  # the listener is another worker's
         fleet_monitor.stop_all()
 
@@ -438,12 +440,15 @@ async def _until_stopped(state: LiveState, link: WorkerLink, stop: asyncio.Event
                     return
 
 
-async def _when_leading(link: WorkerLink | None, work: Coroutine[Any, Any, None]) -> None:
-    """Do what is done once for all workers of a router, from when this process leads."""
+async def _when_leading(
+    link: WorkerLink | None, work: Coroutine[Any, Any, None], *, unless: asyncio.Event | None = None
+) -> None:
+    """Do what is done once for all workers of a router, from when this process leads; not if `unless` is set then."""
     try:
         if link is not None:
             await link.leads_now.wait()
-        await work
+        if unless is None or not unless.is_set():
+            await work
     finally:
         work.close()
 
@@ -491,9 +496,12 @@ def _outcome_file(path: Path, state: LiveState) -> LineOutput:
 
 
 async def _take_files(state: LiveState, options: ProcessOptions) -> None:
-    """Write the files of the router from now on: the worker that led before has ended."""
+    """Write the files of the router from now on: the worker that led before has ended.
+
+    The state file is a successor's where there is one, which appends to the same logs.
+    """
     telemetry = state.telemetry
-    if options.state_file is not None:
+    if options.state_file is not None and options.link is not None and not options.link.retiring.is_set():
         await state.routing.control.write_to(options.state_file)
     try:
         if options.request_log is not None and telemetry.request_log is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from gorgo.live.monitor.discovery import DISCOVERY_TIMEOUT_S
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.state import Routing
+from gorgo.live.workers.link import WorkerLink, WorkerUnreachable
 
 
 class FleetMonitor:
@@ -42,13 +43,11 @@ class FleetMonitor:
         """Take what the worker that leads has learned of a replica; of one that has left nothing."""
         running = self._running.get(name)
         if running is not None:
-            monitor = running[0]
-            takes: dict[str, Callable[..., None]] = {
-                "probe": monitor.take_probe,
-                "scrape": monitor.take_scrape,
-                "models": monitor.take_models,
-            }
-            takes[kind](*found)
+            running[0].take_answer(kind, *found)
+
+    async def learned(self) -> Learned:
+        """Return the last answers of all replicas, for a worker that joins."""
+        return {name: monitor.learned for name, (monitor, _) in self._running.items()}
 
     def probe(self, name: str) -> None:
         """Probe a replica now, unless such a probe runs already."""
@@ -69,6 +68,22 @@ class FleetMonitor:
             probe.cancel()
         for name in list(self._running):
             self.stop(name)
+
+
+#: Of each replica the last answer of each kind.
+Learned = Mapping[str, Mapping[str, tuple[object, ...]]]
+
+
+async def learn_all(monitors: list[ReplicaMonitor], link: WorkerLink | None) -> None:
+    """Learn of all replicas before the first request, from the worker that leads where there is one."""
+    learned: Learned = {}
+    if link is not None and not link.leads:
+        with suppress(WorkerUnreachable):
+            learned = await link.question(link.leader, "learned")
+    for monitor in monitors:
+        for kind, found in learned.get(monitor.target.name, {}).items():
+            monitor.take_answer(kind, *found)
+    await probe_all([monitor for monitor in monitors if monitor.target.name not in learned])
 
 
 async def probe_all(monitors: list[ReplicaMonitor]) -> None:
