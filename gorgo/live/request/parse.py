@@ -90,7 +90,9 @@ def output_limits(parsed: Mapping[str, Any]) -> list[int]:
     """
     sampling = parsed.get("sampling_params")
     places = (parsed, sampling) if isinstance(sampling, dict) else (parsed,)
-    return [limit for fields in places for name in _MAX_TOKENS if isinstance(limit := fields.get(name), int)]
+    return [
+        fields[name] for fields in places for name in _MAX_TOKENS if name in fields and isinstance(fields[name], int)
+    ]
 
 
 def wants_more_than_one(limits: Iterable[int]) -> bool:
