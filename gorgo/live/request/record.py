@@ -164,8 +164,9 @@ class RequestRecord:
             "replica": self.replica,
             "status": status,
             "code": self.code,
-            "ttft_ms": None if self.ttft_s is None else round(self.ttft_s * 1e3, 1),
-            "e2e_s": round(now - self.received_s, 4),
+            # Not by `round`, which goes through text and takes ten times as long.
+            "ttft_ms": None if self.ttft_s is None else int(self.ttft_s * 1e4 + 0.5) / 10,
+            "e2e_s": int((now - self.received_s) * 1e4 + 0.5) / 1e4,
             "prompt_tokens": None if outcome is None else outcome.prompt_tokens,
             "cached_tokens": None if outcome is None else outcome.cached_tokens,
             "output_tokens": None if outcome is None else outcome.output_tokens,
