@@ -2,8 +2,9 @@
 
 A request reads some thousand objects all over the heap. With pages of 4 KiB the processor has to look up most of them
 anew, in a virtual machine twice. Under `madvise`, the setting of many distributions, the kernel uses huge pages only
-where a process names the memory, and its own thread exchanges them slowly. So the exchange is requested, once. It keeps
-the contents in their place; a thread that needs one of the pages waits for a copy of 2 MiB. What is mapped later stays
+where a process names the memory, and its own thread exchanges them slowly. So the exchange is requested. It keeps the
+contents in their place; a thread that needs one of the pages waits for a copy of 2 MiB. The heap grows with the first
+requests and ever slower then, so each pause until the next exchange is twice as long. A page that is huge already stays
 as it is. Nothing is exchanged where the operator has set `never`.
 """
 
@@ -13,11 +14,11 @@ import asyncio
 import ctypes
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-#: Pause before the exchange, s: the first requests have then made the heap as large as it stays.
-SETTLED_S = 10.0
+#: Pauses before the first exchange and between late ones, s: what is retained of requests grows for some minutes.
+FIRST_S, LONGEST_S = 10.0, 600.0
 PAGE_BYTES = 2 << 20
 #: Share of a mapping that is in use, at least: a huge page would fill the rest, as of a thread's stack.
 _DENSE = 0.75
@@ -25,18 +26,22 @@ _DENSE = 0.75
 _MADV_COLLAPSE = 25
 _MAPPINGS = Path("/proc/self/smaps")
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-#: The first line of a mapping, and of one that is private, writable and of no file.
-_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
-_ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(?:\[heap\])?$")
+#: Start and end of a mapping that is private, writable and of no file, and how much of it is in use, kB.
+_HEAP = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(?:\[heap\])?\n(?:[A-Z]\w+: .*\n)*?Rss: +(\d+) kB", re.MULTILINE
+)
 
 #: Takes start, length and advice; returns 0 if it was done.
 Advise = Callable[[int, int, int], int]
 
 
-async def use_huge_pages(delay_s: float = SETTLED_S) -> None:
-    """Exchange the pages of the heap after a while, in a thread."""
-    await asyncio.sleep(delay_s)
-    await asyncio.to_thread(collapse_heap)
+async def use_huge_pages() -> None:
+    """Exchange the pages of the heap now and then, in a thread."""
+    pause_s = FIRST_S
+    while True:
+        await asyncio.sleep(pause_s)
+        await asyncio.to_thread(collapse_heap)
+        pause_s = min(2.0 * pause_s, LONGEST_S)
 
 
 def collapse_heap(mappings: Path = _MAPPINGS, setting: Path = _SETTING, madvise: Advise | None = None) -> int:
@@ -46,7 +51,7 @@ def collapse_heap(mappings: Path = _MAPPINGS, setting: Path = _SETTING, madvise:
     try:
         if "[never]" in setting.read_text():
             return 0
-        parts = list(heap_of(mappings.read_text().splitlines()))
+        parts = list(heap_of(mappings.read_text()))
     except OSError:
         return 0
     take = _madvise() if madvise is None else madvise
@@ -54,22 +59,17 @@ def collapse_heap(mappings: Path = _MAPPINGS, setting: Path = _SETTING, madvise:
     return sum(PAGE_BYTES for page in pages if take(page, PAGE_BYTES, _MADV_COLLAPSE) == 0)
 
 
-def heap_of(lines: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the whole huge pages in each mapping of the heap; `lines` are of `/proc/self/smaps`.
+def heap_of(smaps: str) -> Iterator[tuple[int, int]]:
+    r"""Yield start and end of the whole huge pages in each mapping of the heap, by the text of `/proc/self/smaps`.
 
-    >>> list(heap_of(["100000-a01000 rw-p 00000000 00:00 0 ", "Size:  9220 kB", "Rss:  9000 kB"]))
+    >>> list(heap_of("100000-a01000 rw-p 00000000 00:00 0 \nSize:  9220 kB\nRss:  9000 kB\n"))
     [(2097152, 10485760)]
     """
-    found: tuple[int, int] | None = None
-    for line in lines:
-        if line.startswith("Rss:") and found is not None:
-            start, end = found
-            first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
-            if int(line.split()[1]) * 1024 >= _DENSE * (end - start) and first < last:
-                yield first, last
-        elif _MAPPING.match(line) is not None:
-            match = _ANONYMOUS.match(line)
-            found = None if match is None else (int(match[1], 16), int(match[2], 16))
+    for found in _HEAP.finditer(smaps):
+        start, end, used = int(found[1], 16), int(found[2], 16), int(found[3]) * 1024
+        first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
+        if used >= _DENSE * (end - start) and first < last:
+            yield first, last
 
 
 def _madvise() -> Advise:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gorgo.live.huge_pages import PAGE_BYTES, collapse_heap, heap_of, use_huge_pages
+from gorgo.live.huge_pages import FIRST_S, LONGEST_S, PAGE_BYTES, collapse_heap, heap_of, use_huge_pages
 
 HEAP = "00400000-00c00000 rw-p 00000000 00:00 0                          [heap]"
 DENSE = "Rss:                8000 kB"
@@ -26,12 +27,18 @@ DENSE = "Rss:                8000 kB"
     ],
 )
 def test_what_is_not_heap_or_too_small_stays(first_line: str) -> None:
-    assert list(heap_of([first_line, DENSE])) == []
+    assert list(heap_of(f"{first_line}\nSize: 8192 kB\n{DENSE}\n")) == []
 
 
 def test_memory_that_is_mostly_unused_is_not_filled() -> None:
-    assert list(heap_of([HEAP, "Rss:                 500 kB"])) == []
-    assert list(heap_of([HEAP, DENSE])) == [(0x400000, 0xC00000)]
+    assert list(heap_of(f"{HEAP}\nRss:                 500 kB\n")) == []
+    assert list(heap_of(f"{HEAP}\n{DENSE}\n")) == [(0x400000, 0xC00000)]
+
+
+def test_each_mapping_has_the_use_that_stands_below_it() -> None:
+    other = "00e00000-01600000 rw-p 00000000 00:00 0 \nSize: 8192 kB\nRss: 500 kB\nVmFlags: rd wr mr\n"
+    assert list(heap_of(f"{other}{HEAP}\nSize: 8192 kB\n{DENSE}\n")) == [(0x400000, 0xC00000)]
+    assert list(heap_of(f"{HEAP}\n{other}")) == []
 
 
 @pytest.mark.parametrize(("setting", "pages"), [("always [madvise] never", 3), ("always madvise [never]", 0)])
@@ -51,16 +58,22 @@ def test_each_page_is_exchanged_once_unless_the_operator_forbids_it(tmp_path: Pa
     assert collapse_heap(tmp_path / "none", enabled, madvise) == 0
 
 
-async def test_nothing_is_exchanged_before_the_process_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+async def test_the_first_exchange_waits_until_the_process_has_settled_and_each_next_one_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str | float] = []
 
     async def sleep(delay_s: float) -> None:
-        calls.append(f"slept {delay_s}")
+        if len(calls) == 18:
+            raise asyncio.CancelledError
+        calls.append(delay_s)
 
     monkeypatch.setattr("gorgo.live.huge_pages.asyncio.sleep", sleep)
     monkeypatch.setattr("gorgo.live.huge_pages.collapse_heap", lambda: calls.append("exchanged"))
-    await use_huge_pages(3.0)
-    assert calls == ["slept 3.0", "exchanged"]
+    with pytest.raises(asyncio.CancelledError):
+        await use_huge_pages()
+    assert calls[:4] == [FIRST_S, "exchanged", 2 * FIRST_S, "exchanged"]
+    assert calls[-2:] == [LONGEST_S, "exchanged"]
 
 
 def test_objects_are_the_same_after_the_exchange() -> None:
