@@ -347,7 +347,11 @@ def parse_event(data: bytes) -> Json:
 
 def _each(values: Any) -> list[Json]:
     """The objects in a list; empty where the shape is another."""
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    if not isinstance(values, list):
+        return []
+    if len(values) == 1 and isinstance(values[0], dict):  # as of nearly every event
+        return values
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _mapping(value: Any) -> Json:
