@@ -35,6 +35,7 @@ from gorgo.live.build import build_live
 from gorgo.live.control.state_file import PersistedState, StateFile
 from gorgo.live.event_loop import first_of
 from gorgo.live.fleet_sources.service import FleetSources
+from gorgo.live.huge_pages import use_huge_pages
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
@@ -365,6 +366,7 @@ async def _run(
         loops = [tasks.create_task(run_timers(state.routing))]
         loops.append(tasks.create_task(_when_leading(link, _train(state), unless=admin_closing)))
         loops.append(tasks.create_task(state.routing.control.run()))
+        loops.append(tasks.create_task(use_huge_pages()))
         loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
         for line_log in state.telemetry.line_logs:

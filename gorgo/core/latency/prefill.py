@@ -197,10 +197,15 @@ class PrefillSpeed:
     True
     """
 
-    __slots__ = ("_aged_s", "_passed", "_quick", "_slow", "_start", "_steady", "factor", "last_s", "parallel")
+    __slots__ = (
+        *("_aged_s", "_passed", "_quick", "_slow", "_start", "_steady"),
+        *("factor", "is_forgotten", "is_slow", "last_s", "parallel"),
+    )
 
     def __init__(self) -> None:
         self.factor = 1.0
+        #: Prefills take much longer than where learning started, or about as long.
+        self.is_slow, self.is_forgotten = False, True
         #: How many prefills the engine does at once.
         self.parallel = ParallelPrefills()
         self._start = 1.0
@@ -267,16 +272,6 @@ class PrefillSpeed:
             self._weigh()
 
     @property
-    def is_slow(self) -> bool:
-        """Return whether prefills take much longer than where learning started."""
-        return self.factor > NOISE * self._start
-
-    @property
-    def is_forgotten(self) -> bool:
-        """Return whether they take about as long."""
-        return self.factor <= FORGOTTEN * self._start
-
-    @property
     def samples(self) -> tuple[float, float]:
         """Time spent and time by the prior, s, both fading."""
         return self._steady.sums if self.parallel.count == 1 else self.parallel.sums
@@ -315,6 +310,7 @@ class PrefillSpeed:
             # Between two first tokens there is no one prefill.
             ratio = self.parallel.factor(self._start)
         self.factor = min(max(ratio, FASTEST), SLOWEST)
+        self.is_slow, self.is_forgotten = self.factor > NOISE * self._start, self.factor <= FORGOTTEN * self._start
 
 
 class _Average:
