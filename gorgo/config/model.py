@@ -239,6 +239,8 @@ class ProxyConfig:
     region: Name
     policy: Text = "gorgo-ms"
     weights: Mapping[Text, Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=dict)
+    #: So many requests of a thousand go to any eligible replica, so that a log of decisions says what others would do.
+    explore: Annotated[float, Field(ge=0, le=1000)] = 0.0
     #: Scores each decision and changes none.
     shadow_policy: Text | None = None
     learning: Annotated[LearningConfig, AfterValidator(_trainable)] = field(default_factory=LearningConfig)

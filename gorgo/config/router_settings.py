@@ -29,6 +29,7 @@ def router_limits(config: Config) -> RouterLimits:
         max_attempts=config.limits.max_attempts,
         continuations=config.limits.continuations,
         max_in_flight=config.limits.max_in_flight,
+        explore=proxy.explore / 1000,
         sampled_replicas=config.limits.sampled_replicas,
         stale_after_s=STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s or USUAL_SCRAPE_S),
         max_index_blocks=config.limits.prefix_index_blocks,

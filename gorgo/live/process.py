@@ -486,8 +486,7 @@ def record_outcomes(path: Path, state: LiveState) -> LineLog:
         log = outcome_log(LinesForLeader(path, "outcome_log", state.link), count=count_nothing)
     else:
         log = outcome_log(_outcome_file(path, state), count=state.telemetry.metrics.outcome_log)
-    accelerators = (row.accelerator for row in state.config.replicas if row.accelerator is not None)
-    state.routing.router.settings.record_outcomes(OutcomeLog(log.add, accelerators))
+    state.routing.router.settings.record_outcomes(OutcomeLog(log.add))
     return log
 
 

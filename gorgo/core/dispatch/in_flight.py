@@ -29,6 +29,7 @@ from gorgo.core.prefix.index import Behind
 from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.record import mutable_record, record
+from gorgo.core.training.candidate_table import CandidateTable
 from gorgo.core.training.outcomes import OutcomeRing
 
 #: Beyond what is expected, and beyond twice that, a first token is overdue after so long, s: longer than a burst of
@@ -191,7 +192,9 @@ class Attempt:
     #: Where its outcome is written: the ring of the learner of its decision.
     outcomes: OutcomeRing | None = None
     #: The candidates at the decision, for the log of outcomes.
-    recorded: NDArray[np.float32] | None = None
+    recorded: CandidateTable | None = None
+    #: The chance with which its replica was chosen, for that log; `None` where it is not known.
+    probability: float | None = None
     #: A gateway had sent it there before the Router knew: its times say nothing of the replica.
     moved: bool = False
     #: A short answer should be withheld: the last ones of its replica were short too.
