@@ -44,6 +44,7 @@ from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
 from gorgo.live.reload.registrar import Registrar
 from gorgo.live.reload.reloader import Reloader, apply_found
+from gorgo.live.scaling import warm_replica
 from gorgo.live.shared_work import LinesForLeader, SharedWork, count_nothing
 from gorgo.live.state import PROXY, FrontEndKind, LiveState, Routing
 from gorgo.live.workers.link import WorkerLink
@@ -356,6 +357,7 @@ async def _run(
         loops = [tasks.create_task(run_timers(state.routing)), tasks.create_task(_when_leading(link, _train(state)))]
         loops.append(tasks.create_task(state.routing.control.run()))
         loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
+        loops.append(tasks.create_task(state.routing.scaling.run(partial(warm_replica, state))))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
         for line_log in state.telemetry.line_logs:
             tasks.create_task(line_log.run())
