@@ -138,7 +138,7 @@ def shared_prompt(first: bytes, second: bytes) -> bytes:
     if not all(isinstance(each, list) for each in messages):
         return b""
     shared: list[Any] = []
-    for one, other in zip(*messages, strict=False):  # type: ignore[arg-type]
+    for one, other in zip(*messages, strict=False):
         if one != other or not isinstance(one, dict):
             break
         shared.append(one)

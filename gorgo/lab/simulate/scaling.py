@@ -190,7 +190,7 @@ class ElasticFleet:
         if changed or not self.paid:
             self._apply(router, now)
         names = [self.fleet.replicas[each].name for each in self._serving]
-        state = FleetState(names, len(self._starting), self.injector.engines)  # type: ignore[arg-type]
+        state = FleetState(names, len(self._starting), self.injector.engines)
         wanted = min(self.rule.wanted(router, state, now=now), len(self.fleet.replicas))
         self._follow(router, wanted, now)
         for counts, count in (
