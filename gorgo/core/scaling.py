@@ -443,7 +443,8 @@ class Forecast:
 
     Theory of operation. Holt's level and trend, with memories in proportion to the time ahead: the level's is half of
     it, the trend's four times, so that a trend is of the day and not of the last minute. Each forecast is compared with
-    the level at its time; only what it was too low by counts.
+    the level at its time; only what it was too low by counts, as a share of that level: a surprise of the day adds
+    little at night.
 
     Example
     -------
@@ -451,7 +452,7 @@ class Forecast:
     >>> for second in range(0, 6000, 10):
     ...     rate.observe(second / 1000, lead_s=240.0, now=float(second))
     >>> round(rate.level, 2), round(rate.expected(240.0), 2)
-    (5.99, 6.26)
+    (5.99, 6.65)
     """
 
     __slots__ = ("_due", "_error_squared", "_now", "_trend", "known", "level")
@@ -481,13 +482,13 @@ class Forecast:
         self.level = max(0.0, level)
         while self._due and self._due[0][0] <= now:
             _, forecast = self._due.popleft()
-            short = max(0.0, self.level - forecast)
+            short = max(0.0, 1.0 - forecast / self.level) if self.level else 0.0
             self._error_squared += (short * short - self._error_squared) / ERROR_MEMORY
         self._due.append((now + lead_s, self._ahead(lead_s)))
 
     def expected(self, lead_s: float) -> float:
         """Return the rate of then, with the error that such forecasts have."""
-        return self._ahead(lead_s) + FORECAST_ERRORS * sqrt(self._error_squared)
+        return self._ahead(lead_s) + FORECAST_ERRORS * sqrt(self._error_squared) * self.level
 
     def _ahead(self, lead_s: float) -> float:
         return max(0.0, self.level + self._trend * lead_s)

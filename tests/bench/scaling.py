@@ -1,7 +1,7 @@
 """A made-up day in virtual time, with a fleet that follows `gorgo_replicas_wanted`, an autoscaler, or nobody.
 
-24 hours of chats about long documents (0.45 a second in the mean, 1.1 at the peak of the afternoon, 1.2 in a surge of 24
-minutes that nothing announces), engines of `1xL20-Llama-3.1-8B`, and start-ups of four minutes. A first token is wanted
+24 hours of chats about long documents (0.45 a second in the mean, 0.9 in the afternoon, 1.1 in a surge of 24 minutes that
+nothing announces), engines of `1xL20-Llama-3.1-8B`, and start-ups of four minutes. A first token is wanted
 within 6 s. The targets of the autoscalers are the best of those tried, chosen in hindsight, which no operator can; the
 static fleet is the smallest that serves 95 %. One core has half an hour of work with it. `GORGO_BENCH_SHORT=1` runs
 three hours, and `python -m tests.bench.scaling FOLDER NAME ...` some rows, with a file of each for the plot.
