@@ -33,8 +33,8 @@ from heapq import heapify, heapreplace
 from math import ceil, exp, inf, sqrt
 from typing import Any, NamedTuple
 
-#: Time between two decisions, s: some of a forecast's noise, and little of any start-up.
-DECISION_INTERVAL_S = 10.0
+#: Most time between two decisions, s, and their least number in a start-up: little of it passes unseen.
+DECISION_INTERVAL_S, DECISIONS_PER_STARTUP = 10.0, 8
 #: Requests that are served again: the 5 % that may be late are a dozen. One replay takes about 0.3 ms.
 REPLAYED = 256
 #: Requests before which the replay says nothing; a replica is then taken to prefill for so large a share of its time.
@@ -79,6 +79,11 @@ class ScalingLimits:
     startup_s: float = 240.0
     min_replicas: int = 1
     max_replicas: int = 64
+
+    @property
+    def interval_s(self) -> float:
+        """Return the time between two decisions, s."""
+        return min(DECISION_INTERVAL_S, self.startup_s / DECISIONS_PER_STARTUP)
 
 
 class ServedRequest(NamedTuple):

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from gorgo.config.model import ScalingConfig
 from gorgo.config.router_settings import scaling_limits
-from gorgo.core.numeric import parse_json
+from gorgo.core.numeric import try_parse_json
 from gorgo.core.router import Router
-from gorgo.core.scaling import DECISION_INTERVAL_S, ScalingSignal, WantedReplicas
+from gorgo.core.scaling import ScalingSignal, WantedReplicas
 from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
 from gorgo.live.upstream.client import UpstreamError
@@ -133,7 +133,7 @@ def shared_prompt(first: bytes, second: bytes) -> bytes:
     >>> shared_prompt(one, one.replace(b"Be", b"Do be")), b"Why" in shared_prompt(one, one.replace(b"Why", b"How"))
     (b'', False)
     """
-    bodies = parse_json(first), parse_json(second)
+    bodies = try_parse_json(first), try_parse_json(second)
     messages = [body.get("messages") if isinstance(body, dict) else None for body in bodies]
     if not all(isinstance(each, list) for each in messages):
         return b""
@@ -210,16 +210,16 @@ class ScalingService:
                 log("replicas_wanted", region=one.region, model=one.model, wanted=one.wanted, replicas=one.replicas)
 
     async def run(self, warm: Warm) -> None:
-        """Decide every ten seconds, and have replicas that serve anew warmed, until cancelled."""
-        due_s = self._clock() + DECISION_INTERVAL_S
+        """Decide every few seconds, and have replicas that serve anew warmed, until cancelled."""
+        decided_s = self._clock()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(JOIN_INTERVAL_S)
                 for name in self._joined():
                     assert self.hot_prompts is not None, "without them none is warmed"
                     tasks.create_task(warm(name, self.hot_prompts.hottest()))  # type: ignore[arg-type]
-                if self._clock() >= due_s:
-                    due_s = self._clock() + DECISION_INTERVAL_S
+                if self._signal is not None and self._clock() >= decided_s + self._signal.limits.interval_s:
+                    decided_s = self._clock()
                     self.decide()
 
     def _joined(self) -> list[str]:

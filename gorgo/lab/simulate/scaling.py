@@ -22,7 +22,7 @@ import numpy as np
 from gorgo.core.limits import RouterLimits
 from gorgo.core.numeric import Floats
 from gorgo.core.router import Router
-from gorgo.core.scaling import DECISION_INTERVAL_S, ScalingLimits, ScalingSignal
+from gorgo.core.scaling import ScalingLimits, ScalingSignal
 from gorgo.lab.sim.faults.injector import FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.records import SimRecord
@@ -71,10 +71,10 @@ class PredictedAttainment:
     def __init__(self, limits: ScalingLimits) -> None:
         self._signal = ScalingSignal(limits)
         self._seq = 0
-        self._decided_s = -DECISION_INTERVAL_S
+        self._decided_s = -limits.interval_s
 
     def wanted(self, router: Router, fleet: FleetState, *, now: float) -> int:
-        if now >= self._decided_s + DECISION_INTERVAL_S:
+        if now >= self._decided_s + self._signal.limits.interval_s:
             self._decided_s = now
             served = router.view.served_since(self._seq, limit=router.samples.capacity)
             self._seq = router.samples.last_seq
