@@ -191,11 +191,11 @@ class ScalingSignal:
     -------
     >>> signal = ScalingSignal(ScalingLimits(ttft_s=2.0, startup_s=60.0))
     >>> group = Group("eu", "m")
-    >>> wanted = signal.update({group: GroupEvidence(replicas=2, work=0.0)}, {}, now=0.0)
+    >>> wanted = signal.decide({group: GroupEvidence(replicas=2, work=0.0)}, {}, now=0.0)
     >>> wanted[group].wanted, wanted[group].needed  # fewer only after two start-ups
     (2, 1)
     >>> for second in range(10, 200, 10):
-    ...     wanted = signal.update({group: GroupEvidence(replicas=2, work=2.4)}, {}, now=float(second))
+    ...     wanted = signal.decide({group: GroupEvidence(replicas=2, work=2.4)}, {}, now=float(second))
     >>> wanted[group].wanted  # 2.4 s of prefill arrive per second, two of which are served: the rest waits
     6
     """
@@ -206,7 +206,7 @@ class ScalingSignal:
         #: The last decisions.
         self.wanted: dict[Group, WantedReplicas] = {}
 
-    def update(
+    def decide(
         self,
         evidence: Mapping[Group, GroupEvidence],
         served: Mapping[Group, Sequence[ServedRequest]],
@@ -228,7 +228,7 @@ class ScalingSignal:
                     del self._groups[group]
                     self.wanted.pop(group, None)
                 continue
-            self.wanted[group] = state.update(group, known, served.get(group, ()), limits, now=now)
+            self.wanted[group] = state.decide(group, known, served.get(group, ()), limits, now=now)
         return self.wanted
 
 
@@ -238,7 +238,7 @@ class _GroupState:
     __slots__ = ("_correction", "_needed", "_rate", "_replicas_since", "_served", "_shed_s", "updated_s")
 
     def __init__(self) -> None:
-        self._rate = Forecast()
+        self._rate = RateForecast()
         #: The last requests.
         self._served: deque[ServedRequest] = deque(maxlen=REPLAYED)
         #: Needed numbers of the last decisions with their times, ascending in time.
@@ -248,7 +248,7 @@ class _GroupState:
         self._replicas_since = (0, -inf)
         self.updated_s = -inf
 
-    def update(
+    def decide(
         self,
         group: Group,
         evidence: GroupEvidence,
@@ -273,7 +273,7 @@ class _GroupState:
         needed = self._least(evidence, limits, replay, max(present, expected), backlog_s)
         if not evidence.replicas:
             needed = max(needed, self._needed[-1][1])
-        wanted = self._held(needed, limits, now)
+        wanted = self._with_hysteresis(needed, limits, now)
         self.updated_s = now
         return WantedReplicas(
             region=group.region,
@@ -308,7 +308,7 @@ class _GroupState:
         in_time = [one.ttft_s <= limits.ttft_s for one in self._served if one.idle_s <= limits.ttft_s]
         return sum(in_time) / len(in_time) if len(in_time) >= FIRST_REQUESTS else None
 
-    def _replay(self, evidence: GroupEvidence, limits: ScalingLimits, work: float) -> Replay | None:
+    def _replay(self, evidence: GroupEvidence, limits: ScalingLimits, work: float) -> ServedAgain | None:
         """Return the last requests as they would arrive at another rate of work; `None` while there are too few."""
         if sum(one.idle_s <= limits.ttft_s for one in self._served) < FIRST_REQUESTS:
             return None
@@ -318,14 +318,14 @@ class _GroupState:
         usual = sum(one.prefill_s for one in self._served) / evidence.prefills
         if usual <= 0.0 or span_s <= 0.0:
             return None
-        return Replay.of(self._served, evidence, ttft_s=limits.ttft_s, speed=work * span_s / usual)
+        return ServedAgain.of(self._served, evidence, ttft_s=limits.ttft_s, speed=work * span_s / usual)
 
     def _correct(self, evidence: GroupEvidence, limits: ScalingLimits, attainment: float | None) -> None:
         """Learn how much better the replay of the last requests is than they were, while the fleet was as it is."""
         replicas, since_s = self._replicas_since
         if attainment is None or not replicas or since_s > self._served[0].arrived_s:
             return
-        replay = Replay.of(self._served, evidence, ttft_s=limits.ttft_s, speed=1.0)
+        replay = ServedAgain.of(self._served, evidence, ttft_s=limits.ttft_s, speed=1.0)
         error = min(max(replay.share(replicas) - attainment, 0.0), MOST_CORRECTION)
         self._correction += (error - self._correction) / CORRECTION_MEMORY
 
@@ -336,8 +336,8 @@ class _GroupState:
         left_s, at_s = evidence.backlog_s, now
         rate = (present + expected) / 2
         # A wish of the past is a replica from a start-up later on.
-        wishes = [(wished_s + limits.startup_s, number) for wished_s, number in self._needed]
-        steps = [(served_s, number) for served_s, number in wishes if now < served_s < now + limits.startup_s]
+        requested = [(requested_s + limits.startup_s, number) for requested_s, number in self._needed]
+        steps = [(served_s, number) for served_s, number in requested if now < served_s < now + limits.startup_s]
         serving = evidence.replicas
         for until_s, number in [*steps, (now + limits.startup_s, 0)]:
             left_s = max(0.0, left_s + (rate - serving * evidence.prefills) * (until_s - at_s))
@@ -345,7 +345,7 @@ class _GroupState:
         return left_s
 
     def _least(
-        self, evidence: GroupEvidence, limits: ScalingLimits, replay: Replay | None, work: float, backlog_s: float
+        self, evidence: GroupEvidence, limits: ScalingLimits, replay: ServedAgain | None, work: float, backlog_s: float
     ) -> int:
         """Return the least number that meets the objective and works off the backlog."""
         if replay is None:
@@ -357,7 +357,7 @@ class _GroupState:
         busy = (work + backlog_s / limits.startup_s) / evidence.prefills
         return min(max(least, ceil(busy), limits.min_replicas), limits.max_replicas)
 
-    def _held(self, needed: int, limits: ScalingLimits, now: float) -> int:
+    def _with_hysteresis(self, needed: int, limits: ScalingLimits, now: float) -> int:
         """Return the highest number that was needed within the last start-ups."""
         self._needed.append((now, needed))
         while self._needed[0][0] < now - HOLD_STARTUPS * limits.startup_s:
@@ -365,7 +365,7 @@ class _GroupState:
         return min(max(number for _, number in self._needed), limits.max_replicas)
 
 
-class Replay:
+class ServedAgain:
     """The last requests of a group, to be served again by any number of replicas.
 
     Parameters
@@ -381,7 +381,7 @@ class Replay:
 
     Example
     -------
-    >>> twice = Replay([0.0, 0.0], [(1.0, 0.1, 2.0)] * 2, ttft_s=1.5, prefills=1, slots=8.0)
+    >>> twice = ServedAgain([0.0, 0.0], [(1.0, 0.1, 2.0)] * 2, ttft_s=1.5, prefills=1, slots=8.0)
     >>> twice.share(1), twice.share(2)  # the second waits for the first, or not
     (0.5, 1.0)
     """
@@ -403,7 +403,9 @@ class Replay:
         self._shares: dict[int, float] = {}
 
     @classmethod
-    def of(cls, served: Sequence[ServedRequest], evidence: GroupEvidence, *, ttft_s: float, speed: float) -> Replay:
+    def of(
+        cls, served: Sequence[ServedRequest], evidence: GroupEvidence, *, ttft_s: float, speed: float
+    ) -> ServedAgain:
         """Return the requests as they arrive at `speed` times their rate."""
         ordered = sorted(served)
         first_s = ordered[0].arrived_s
@@ -443,7 +445,7 @@ class Replay:
         return in_time / feasible if feasible else 1.0
 
 
-class Forecast:
+class RateForecast:
     """A rate with its trend, and how wrong earlier forecasts of it were.
 
     Theory of operation. Holt's level and trend, with memories in proportion to the time ahead: the level's is half of
@@ -453,7 +455,7 @@ class Forecast:
 
     Example
     -------
-    >>> rate = Forecast()
+    >>> rate = RateForecast()
     >>> for second in range(0, 6000, 10):
     ...     rate.observe(second / 1000, lead_s=240.0, now=float(second))
     >>> round(rate.level, 2), round(rate.expected(240.0), 2)

@@ -174,9 +174,9 @@ class ScalingService:
         self._healthy: frozenset[str] | None = None
         self._warmed_s: dict[str, float] = {}
         self._scaling = scaling
-        self.configure(scaling)
+        self.set_scaling(scaling)
 
-    def configure(self, scaling: ScalingConfig) -> None:
+    def set_scaling(self, scaling: ScalingConfig) -> None:
         """Use other settings. What was learned of the traffic stays."""
         self._scaling, limits = scaling, scaling_limits(scaling)
         if limits is None:
@@ -204,7 +204,7 @@ class ScalingService:
         served = self._router.view.served_since(self._seq, limit=samples.capacity)
         self._seq = samples.last_seq
         before = {(one.region, one.model): one.wanted for one in self.wanted()}
-        self._signal.update(self._router.view.scaling_evidence(now=now), served, now=now)
+        self._signal.decide(self._router.view.scaling_evidence(now=now), served, now=now)
         for one in self.wanted():
             if before.get((one.region, one.model)) != one.wanted:
                 log("replicas_wanted", region=one.region, model=one.model, wanted=one.wanted, replicas=one.replicas)

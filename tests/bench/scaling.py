@@ -85,9 +85,9 @@ def queue(target: float) -> Callable[[], ScalingRule]:
 #: Each row's rule, and the replicas at the start.
 ROWS: Mapping[str, tuple[Callable[[], ScalingRule], int]] = {
     "gorgo_replicas_wanted": (signal, 8),
-    **{f"HPA, utilisation {target:g}": (utilisation(target), 8) for target in (0.3, 0.5, 0.6, 0.7, 0.8)},
+    **{f"HPA, utilisation {target:g}": (utilisation(target), 8) for target in (0.6, 0.7, 0.8, 0.9, 0.95)},
     **{f"HPA, queue {target:g}": (queue(target), 8) for target in (0.1, 0.2, 0.5, 1.0)},
-    **{f"static {count}": ((lambda count=count: Static(count)), count) for count in (6, 7, 8, 9, 10)},
+    **{f"static {count}": ((lambda count=count: Static(count)), count) for count in (5, 6, 7, 8)},
 }
 
 

@@ -18,9 +18,9 @@ from gorgo.core.scaling import (
     HOLD_STARTUPS,
     Group,
     GroupEvidence,
-    Replay,
     ScalingLimits,
     ScalingSignal,
+    ServedAgain,
     ServedRequest,
     WantedReplicas,
 )
@@ -53,7 +53,7 @@ def decide(
         new = [one for one in requests if at_s - DECISION_INTERVAL_S <= one.arrived_s < at_s]
         work = sum(one.prefill_s for one in requests if at_s - 30.0 <= one.arrived_s < at_s) / 30.0
         known = GroupEvidence(replicas=replicas, work=evidence.get("work", work), **_without_work(evidence))
-        found.append(signal.update({EU: known}, {EU: new}, now=at_s)[EU])
+        found.append(signal.decide({EU: known}, {EU: new}, now=at_s)[EU])
     return found
 
 
@@ -66,13 +66,13 @@ def test_the_wanted_number_serves_the_objective_and_one_less_does_not() -> None:
     (*_, last) = decide(ScalingSignal(LIMITS), requests, until_s=900.0)
     assert last.expected_attainment is not None
     assert last.expected_attainment >= LIMITS.share
-    replay = Replay.of(requests[-256:], GroupEvidence(replicas=4), ttft_s=2.0, speed=last.expected_work / 3.0)
+    replay = ServedAgain.of(requests[-256:], GroupEvidence(replicas=4), ttft_s=2.0, speed=last.expected_work / 3.0)
     assert replay.share(last.needed) >= LIMITS.share
     assert last.needed == 4 or replay.share(last.needed - 1) < LIMITS.share, "work alone asks for more than three"
 
 
 def test_a_replay_is_late_where_the_queue_is_longer_than_the_objective_and_never_better_with_fewer() -> None:
-    replay = Replay.of(list(poisson(6.0, 60.0)), GroupEvidence(replicas=1), ttft_s=2.0, speed=1.0)
+    replay = ServedAgain.of(list(poisson(6.0, 60.0)), GroupEvidence(replicas=1), ttft_s=2.0, speed=1.0)
     shares = [replay.share(count) for count in range(1, 12)]
     assert all(less <= more for less, more in pairwise(shares))
     assert shares[0] < 0.3
@@ -81,8 +81,8 @@ def test_a_replay_is_late_where_the_queue_is_longer_than_the_objective_and_never
 
 def test_places_in_a_batch_count_beside_the_prefill_queue() -> None:
     requests = list(poisson(6.0, 60.0))
-    free = Replay.of(requests, GroupEvidence(replicas=1), ttft_s=2.0, speed=1.0)
-    full = Replay.of(requests, GroupEvidence(replicas=1, slots=4.0), ttft_s=2.0, speed=1.0)
+    free = ServedAgain.of(requests, GroupEvidence(replicas=1), ttft_s=2.0, speed=1.0)
+    full = ServedAgain.of(requests, GroupEvidence(replicas=1, slots=4.0), ttft_s=2.0, speed=1.0)
     # 6 a second that stay 3.5 s each are 21 at once: five replicas of four places.
     assert free.share(4) > 0.9 > full.share(4)
     assert full.share(7) > 0.9
@@ -91,7 +91,7 @@ def test_places_in_a_batch_count_beside_the_prefill_queue() -> None:
 def test_more_are_wanted_a_start_up_before_their_work_is_there() -> None:
     signal = ScalingSignal(ScalingLimits(ttft_s=2.0, startup_s=240.0))
     found = [
-        signal.update({EU: GroupEvidence(replicas=9, work=0.5 + second / 600)}, {}, now=float(second))[EU]
+        signal.decide({EU: GroupEvidence(replicas=9, work=0.5 + second / 600)}, {}, now=float(second))[EU]
         for second in range(0, 3600, 10)
     ]
     late = [one for one, then in zip(found[60:], found[84:], strict=False) if one.needed < int(then.work / 0.6)]
@@ -130,7 +130,7 @@ def test_shed_work_counts_although_it_is_in_no_queue() -> None:
     shed = 0.0
     for at_s in range(310, 500, 10):
         shed += 30.0  # three seconds of prefill a second
-        one = signal.update({EU: GroupEvidence(replicas=2, work=1.0, shed_s=shed)}, {}, now=float(at_s))[EU]
+        one = signal.decide({EU: GroupEvidence(replicas=2, work=1.0, shed_s=shed)}, {}, now=float(at_s))[EU]
     assert one.work == pytest.approx(4.0, rel=0.1)
     assert one.needed >= 7
 
@@ -139,22 +139,22 @@ def test_a_backlog_is_worked_off_within_a_start_up_and_replicas_on_their_way_cou
     signal = ScalingSignal(LIMITS)
     decide(signal, (), until_s=300.0, work=2.0)
     usual = signal.wanted[EU].needed
-    first = signal.update({EU: GroupEvidence(replicas=2, work=2.0, backlog_s=240.0)}, {}, now=310.0)[EU]
+    first = signal.decide({EU: GroupEvidence(replicas=2, work=2.0, backlog_s=240.0)}, {}, now=310.0)[EU]
     # Two serve what arrives, and the two on their way do 100 s of it until then. 140 s in 60 s are 2.3 replicas.
     assert first.backlog_s == pytest.approx(140.0)
     assert first.needed == usual + 1 == 5
     for at_s in range(320, 370, 10):
-        one = signal.update({EU: GroupEvidence(replicas=2, work=2.0, backlog_s=240.0)}, {}, now=float(at_s))[EU]
+        one = signal.decide({EU: GroupEvidence(replicas=2, work=2.0, backlog_s=240.0)}, {}, now=float(at_s))[EU]
     assert one.needed < first.needed, "those that were asked for will have worked at it by then"
     assert one.wanted == first.wanted
 
 
 def test_a_router_that_has_just_started_wants_what_serves() -> None:
     signal = ScalingSignal(LIMITS)
-    first = signal.update({EU: GroupEvidence(replicas=7)}, {}, now=1000.0)[EU]
+    first = signal.decide({EU: GroupEvidence(replicas=7)}, {}, now=1000.0)[EU]
     assert (first.wanted, first.needed) == (7, 1)
-    assert signal.update({EU: GroupEvidence(replicas=7)}, {}, now=1110.0)[EU].wanted == 7
-    assert signal.update({EU: GroupEvidence(replicas=7)}, {}, now=1130.0)[EU].wanted == 1
+    assert signal.decide({EU: GroupEvidence(replicas=7)}, {}, now=1110.0)[EU].wanted == 7
+    assert signal.decide({EU: GroupEvidence(replicas=7)}, {}, now=1130.0)[EU].wanted == 1
 
 
 def test_a_group_that_is_cut_off_wants_what_it_wanted() -> None:
@@ -167,8 +167,8 @@ def test_a_group_that_is_cut_off_wants_what_it_wanted() -> None:
 def test_a_group_whose_replicas_have_left_is_forgotten_after_two_start_ups() -> None:
     signal = ScalingSignal(LIMITS)
     decide(signal, (), until_s=300.0)
-    assert EU in signal.update({}, {}, now=400.0)
-    assert EU not in signal.update({}, {}, now=421.0)
+    assert EU in signal.decide({}, {}, now=400.0)
+    assert EU not in signal.decide({}, {}, now=421.0)
 
 
 def test_the_bounds_hold_whatever_is_known() -> None:

@@ -16,6 +16,7 @@ from gorgo.live.scaling import CHAT, COUNTED, MOST_BODY_BYTES, HotPrompts, share
 from tests.proxy.conftest import TOKEN, Running, Start, config_for, until
 from tests.proxy.fakes import delta, reset_after, stream
 
+
 @pytest.fixture(autouse=True)
 def no_second_passes_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gorgo.live.scaling.JOIN_INTERVAL_S", 0.01)
@@ -59,15 +60,15 @@ async def test_decisions_come_by_themselves_some_in_each_start_up(start: Start) 
 
 async def test_a_reload_sets_replaces_and_ends_it(start: Start) -> None:
     scaling = (await started(start, ScalingConfig())).state.routing.scaling
-    scaling.configure(ScalingConfig(ttft_ms=2000.0, min_replicas=3, warm_prompts=2))
+    scaling.set_scaling(ScalingConfig(ttft_ms=2000.0, min_replicas=3, warm_prompts=2))
     scaling.decide()
     assert [one.wanted for one in scaling.wanted()] == [3]
     assert scaling.hot_prompts is not None
-    scaling.configure(ScalingConfig(ttft_ms=2000.0, min_replicas=5, max_replicas=9))
+    scaling.set_scaling(ScalingConfig(ttft_ms=2000.0, min_replicas=5, max_replicas=9))
     scaling.decide()
     assert [one.wanted for one in scaling.wanted()] == [5]
     assert scaling.hot_prompts is None
-    scaling.configure(ScalingConfig())
+    scaling.set_scaling(ScalingConfig())
     assert scaling.wanted() == ()
 
 

@@ -78,7 +78,7 @@ class PredictedAttainment:
             self._decided_s = now
             served = router.view.served_since(self._seq, limit=router.samples.capacity)
             self._seq = router.samples.last_seq
-            self._signal.update(router.view.scaling_evidence(now=now), served, now=now)
+            self._signal.decide(router.view.scaling_evidence(now=now), served, now=now)
         return sum(one.wanted for one in self._signal.wanted.values()) or len(fleet.serving)
 
 
@@ -174,7 +174,7 @@ class ElasticFleet:
     paid: list[tuple[float, int]] = field(default_factory=list)
     #: The same of those that serve, and of those that are wanted.
     served: list[tuple[float, int]] = field(default_factory=list)
-    wished: list[tuple[float, int]] = field(default_factory=list)
+    wanted: list[tuple[float, int]] = field(default_factory=list)
     _serving: list[int] = field(default_factory=list)
     _starting: list[tuple[float, int]] = field(default_factory=list)
     _draining: list[int] = field(default_factory=list)
@@ -196,7 +196,7 @@ class ElasticFleet:
         for counts, count in (
             (self.paid, len(self._serving) + len(self._starting) + len(self._draining)),
             (self.served, len(self._serving)),
-            (self.wished, wanted),
+            (self.wanted, wanted),
         ):
             if not counts or counts[-1][1] != count:
                 counts.append((now, count))
@@ -213,9 +213,9 @@ class ElasticFleet:
             self._starting.pop()  # the newest is not needed any more
             present -= 1
         while present > max(wanted, 1) and len(self._serving) > 1:
-            gone = self._serving.pop()
-            self._draining.append(gone)
-            router.replicas.drain(self.fleet.replicas[gone].name, now=now)
+            removed = self._serving.pop()
+            self._draining.append(removed)
+            router.replicas.drain(self.fleet.replicas[removed].name, now=now)
             present -= 1
         free = (
             each
@@ -271,7 +271,7 @@ class ElasticRun:
         Share of all requests with a first token within the objective.
     replica_hours, mean_replicas:
         Paid for, from the first request to the last.
-    paid, served, wished:
+    paid, served, wanted:
         Replicas over time, as (time, number).
     """
 
@@ -282,7 +282,7 @@ class ElasticRun:
     ttft_ms_p95: float | None
     paid: Sequence[tuple[float, int]]
     served: Sequence[tuple[float, int]]
-    wished: Sequence[tuple[float, int]]
+    wanted: Sequence[tuple[float, int]]
     records: Sequence[SimRecord] = ()
 
 
@@ -316,7 +316,7 @@ def run_elastic(
         ttft_ms_p95=p95 if np.isfinite(p95) else None,
         paid=elastic.paid,
         served=elastic.served,
-        wished=elastic.wished,
+        wanted=elastic.wanted,
         records=records,
     )
 

@@ -487,7 +487,7 @@ class Reloader:
             )
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
         state.routing.training.configure(config.proxy.learning)
-        state.routing.scaling.configure(config.scaling)
+        state.routing.scaling.set_scaling(config.scaling)
         state.buffers.limit_bytes = max_buffered_bytes(config.limits)
         state.replicas.draining_targets.update(removed)
         left = [(target, self._monitors.stop(target.name)) for target in removed]
