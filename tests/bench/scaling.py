@@ -31,7 +31,7 @@ from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.simulate.run import rare_collections
+from gorgo.lab.simulate.rows import rare_collections
 from gorgo.lab.simulate.scaling import (
     DAY_S,
     ElasticRun,
@@ -82,12 +82,16 @@ def queue(target: float) -> Callable[[], ScalingRule]:
     return lambda: PodAutoscaler(queue_length, target, most=MOST)
 
 
+def static(count: int) -> Callable[[], ScalingRule]:
+    return lambda: Static(count)
+
+
 #: Each row's rule, and the replicas at the start.
 ROWS: Mapping[str, tuple[Callable[[], ScalingRule], int]] = {
     "gorgo_replicas_wanted": (signal, 8),
     **{f"HPA, utilisation {target:g}": (utilisation(target), 8) for target in (0.6, 0.7, 0.8, 0.9, 0.95)},
     **{f"HPA, queue {target:g}": (queue(target), 8) for target in (0.1, 0.2, 0.5, 1.0)},
-    **{f"static {count}": ((lambda count=count: Static(count)), count) for count in (5, 6, 7, 8)},
+    **{f"static {count}": (static(count), count) for count in (5, 6, 7, 8)},
 }
 
 

@@ -44,21 +44,18 @@ def decide(
     until_s: float,
     begin_s: float = 0.0,
     replicas: int = 4,
-    **evidence: float,
+    work: float | None = None,
+    backlog_s: float = 0.0,
 ) -> list[WantedReplicas]:
     """Decisions each ten seconds; the work is that of the requests of the last half minute."""
     found, at_s = [], begin_s
     while at_s < until_s:
         at_s += DECISION_INTERVAL_S
         new = [one for one in requests if at_s - DECISION_INTERVAL_S <= one.arrived_s < at_s]
-        work = sum(one.prefill_s for one in requests if at_s - 30.0 <= one.arrived_s < at_s) / 30.0
-        known = GroupEvidence(replicas=replicas, work=evidence.get("work", work), **_without_work(evidence))
+        own = sum(one.prefill_s for one in requests if at_s - 30.0 <= one.arrived_s < at_s) / 30.0
+        known = GroupEvidence(replicas=replicas, work=own if work is None else work, backlog_s=backlog_s)
         found.append(signal.decide({EU: known}, {EU: new}, now=at_s)[EU])
     return found
-
-
-def _without_work(evidence: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in evidence.items() if name != "work"}
 
 
 def test_the_wanted_number_serves_the_objective_and_one_less_does_not() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gorgo.config.load import parse_config
 from gorgo.config.model import ScalingConfig
 from gorgo.errors import ConfigError
-from gorgo.live.scaling import CHAT, COUNTED, MOST_BODY_BYTES, HotPrompts, shared_prompt, warm_replica
+from gorgo.live.scaling import CHAT, COUNTED, MOST_BODY_BYTES, HotPrompts, ScalingService, shared_prompt, warm_replica
 from tests.proxy.conftest import TOKEN, Running, Start, config_for, until
 from tests.proxy.fakes import delta, reset_after, stream
 
@@ -58,16 +58,20 @@ async def test_decisions_come_by_themselves_some_in_each_start_up(start: Start) 
     await until(lambda: bool(proxy.state.routing.scaling.wanted()))
 
 
+def has_hot_prompts(scaling: ScalingService) -> bool:
+    return scaling.hot_prompts is not None
+
+
 async def test_a_reload_sets_replaces_and_ends_it(start: Start) -> None:
     scaling = (await started(start, ScalingConfig())).state.routing.scaling
     scaling.set_scaling(ScalingConfig(ttft_ms=2000.0, min_replicas=3, warm_prompts=2))
     scaling.decide()
     assert [one.wanted for one in scaling.wanted()] == [3]
-    assert scaling.hot_prompts is not None
+    assert has_hot_prompts(scaling)
     scaling.set_scaling(ScalingConfig(ttft_ms=2000.0, min_replicas=5, max_replicas=9))
     scaling.decide()
     assert [one.wanted for one in scaling.wanted()] == [5]
-    assert scaling.hot_prompts is None
+    assert not has_hot_prompts(scaling)
     scaling.set_scaling(ScalingConfig())
     assert scaling.wanted() == ()
 
@@ -116,7 +120,7 @@ async def test_a_replica_is_warmed_when_it_answers_again_and_not_at_the_start(st
     before = len(proxy.replicas[1].seen)
     for _ in range(3):
         router.replicas.on_probe("r1", None, now=now())
-    await until(lambda: proxy.state.routing.scaling._healthy == {"r0"})
+    await until(lambda: proxy.state.routing.scaling._healthy == frozenset({"r0"}))
     router.replicas.on_probe("r1", 0.001, now=now())
     router.replicas.on_probe("r1", 0.001, now=now())
     await until(lambda: len(proxy.replicas[1].seen) > before)

@@ -105,7 +105,8 @@ async def follow(http: httpx.AsyncClient, router: RouterProcess, engines: Engine
         wanted = next((row["wanted"] for row in status["scaling"]), 1)
         for task, wished_s in list(starting.items()):
             if task.done() and monotonic() >= wished_s + STARTUP_S:
-                name, url = starting.pop(task) and task.result()
+                del starting[task]
+                name, url = task.result()
                 await admin(http, router, "POST", "/admin/replicas", name=name, region="here", url=url)
                 serving.append(name)
         for _ in range(wanted - len(serving) - len(starting)):
