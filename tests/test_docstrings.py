@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents import ROOT
+from tests.sources import parsed
 
 # --- Every module, class and function that a docstring or a comment names in back-ticks exists.
 #
@@ -85,7 +86,7 @@ def read(path: str, source: str) -> Module:
     """Return what a module defines and says."""
     module = Module(path, texts=_COMMENT.findall(source))
     docstrings: set[ast.Constant] = set()
-    tree = ast.parse(source)
+    tree = parsed(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             first = node.body[0]

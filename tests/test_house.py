@@ -22,6 +22,7 @@ from gorgo.proxy.server import data_app
 from tests.bench import relay_alone
 from tests.bench.relay.scenarios import SMALL
 from tests.documents import DOCS, ROOT, code, rows_of
+from tests.sources import parsed, syntax_tree
 
 # --- Three counts that a reader of the code feels: modules with one reader, a start's modules, a request's modules.
 #
@@ -52,7 +53,7 @@ def importers(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Return by module which others import it, at their top or in a function."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             for imported in _imported(node, sources):
                 if imported != name:
                     found[imported].add(name)
@@ -221,7 +222,7 @@ def test_tuner_beside_a_proxy_knows_of_gorgo_only_policies_weights_metrics_error
     for path in (ROOT / "tuner").rglob("*.py"):
         if path.relative_to(ROOT / "tuner").parts[0] in VIRTUAL_TIME:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gorgo"):
                 imported.add(node.module)
             elif isinstance(node, ast.Import):
@@ -240,7 +241,7 @@ CHANGES = [(code(row[1])[0], code(row[2])[0]) for row in rows_of(PAGE, "change",
 
 def symbols(path: Path) -> Iterator[str]:
     """Names of a module: functions, classes, and methods, fields and attributes of classes as `Class.name`."""
-    for node in ast.parse(path.read_text()).body:
+    for node in syntax_tree(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         if isinstance(node, ast.ClassDef):

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.sources import syntax_tree
+
 ROOT = Path(__file__).parents[1]
 
 #: Private word -> the field's words for it. Refused as a part of every name.
@@ -177,7 +179,7 @@ def sources() -> dict[str, ast.Module]:
     """Syntax tree of each module, by path."""
     paths = sorted(path for top in ("gorgo", "tuner", "experiments") for path in (ROOT / top).rglob("*.py"))
     assert len(paths) > 200
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
+    return {path.relative_to(ROOT).as_posix(): syntax_tree(path) for path in paths}
 
 
 def defined(node: ast.AST) -> Iterator[str]:
@@ -220,13 +222,14 @@ def names() -> set[Name]:
     return found
 
 
-def words(name: str) -> list[str]:
+@cache
+def words(name: str) -> tuple[str, ...]:
     """Words of a name in any of the usual spellings.
 
     >>> words("KeptRun_asAsked--by-me")
-    ['kept', 'run', 'as', 'asked', 'by', 'me']
+    ('kept', 'run', 'as', 'asked', 'by', 'me')
     """
-    return re.findall(r"[a-z0-9]+", CAMEL.sub("_", name).lower())
+    return tuple(re.findall(r"[a-z0-9]+", CAMEL.sub("_", name).lower()))
 
 
 def field_name(name: Name) -> str | None:

@@ -42,6 +42,7 @@ def test_body_is_read_at_once_only_if_its_counts_are_small(name: str) -> None:
     assert status in (200, 400)
 
 
+@pytest.mark.system
 async def test_large_body_of_any_kind_is_read_elsewhere_or_refused() -> None:
     workers = BodyWorkers(FINGERPRINTER)
     try:

@@ -250,9 +250,8 @@ def test_a_trace_that_cannot_be_read_is_told_before_anything_starts(tmp_path: Pa
         run_demo(DemoOptions(trace=tmp_path / "nowhere.jsonl"))
 
 
-@pytest.mark.parametrize(
-    "by", [signal.SIGTERM, *(pytest.param(by, marks=pytest.mark.system) for by in (signal.SIGINT, signal.SIGKILL))]
-)
+@pytest.mark.system
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_demo_that_is_ended_in_the_middle_ends_its_processes_and_leaves_nothing(
     tmp_path: Path, by: signal.Signals
 ) -> None:

@@ -93,6 +93,7 @@ async def test_a_stopped_process_is_replaced_long_before_the_timeout(
         assert ended(stopped)
 
 
+@pytest.mark.system
 async def test_a_process_that_was_stopped_between_two_jobs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper_process, "CHECK_S", 0.4)
     async with helper() as found, asyncio.timeout(50):

@@ -489,6 +489,7 @@ async def test_bodies_are_read_whatever_kills_the_process() -> None:
         assert all(isinstance(fields, BodyFields) for fields in await jobs)
 
 
+@pytest.mark.system
 async def test_a_body_is_read_when_the_process_has_been_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
     async with workers() as found, asyncio.timeout(JOB_TIMEOUT_S):

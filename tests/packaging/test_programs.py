@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tests.packaging.conftest import ROOT
 from tests.proxy.authority import Authority, needs_openssl
+from tests.sources import syntax_tree
 
 # --- packaging/compiled.py: which modules it compiles, and that they simulate as the sources do.
 
@@ -60,7 +61,7 @@ def test_no_compiled_module_has_what_mypyc_refuses() -> None:
         source = (ROOT / path).read_text()
         assert "@runtime_checkable" not in source, path
         assert re.search(r"^class .*\bStruct\b", source, re.MULTILINE) is None, path
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(syntax_tree(ROOT / path)):
             statements = node.body if isinstance(node, ast.ClassDef) else []
             targets = [target for line in statements if isinstance(line, ast.Assign) for target in line.targets]
             assert all(isinstance(target, ast.Name) for target in targets), f"{path}: tuple in a class body"
@@ -81,7 +82,7 @@ def test_no_compiled_class_adds_fields_to_an_ordered_dict() -> None:
     found = [
         f"{path}: {node.name}"
         for path in ALL_MODULES
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for node in ast.walk(syntax_tree(ROOT / path))
         if isinstance(node, ast.ClassDef)
         for base in node.bases
         if ast.unparse(base).partition("[")[0].rpartition(".")[2] == "OrderedDict"
@@ -91,11 +92,9 @@ def test_no_compiled_class_adds_fields_to_an_ordered_dict() -> None:
 
 def test_no_compiled_coroutine_waits_where_an_exception_is_handled() -> None:
     """mypyc 2.4 raises another coroutine's exception there, or none: the request then waits for ever."""
-    found = [
-        f"{path}:{line}" for path in ALL_MODULES for line in _waits_in_handlers(ast.parse((ROOT / path).read_text()))
-    ]
+    found = [f"{path}:{line}" for path in ALL_MODULES for line in _waits_in_handlers(syntax_tree(ROOT / path))]
     assert found == []
-    handler = ast.parse((ROOT / "gorgo/proxy/server.py").read_text())
+    handler = syntax_tree(ROOT / "gorgo/proxy/server.py")
     assert [*_waits_in_handlers(handler)], "the search finds those of a module that is excluded for them"
 
 
@@ -117,7 +116,7 @@ def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
     interpreted = {path for path in interpreted if not path.startswith("gorgo/lab/engine_server/")}
     found = []
     for path in sorted(interpreted):
-        tree = ast.parse((ROOT / path).read_text())
+        tree = syntax_tree(ROOT / path)
         origins = {
             alias.asname or alias.name: node.module
             for node in ast.walk(tree)

@@ -485,6 +485,7 @@ async def test_a_killed_engine_costs_no_character(tmp_path: Path, kind: str) -> 
             assert after.usage[0][name] == before.usage[0][name]
 
 
+@pytest.mark.system
 async def test_the_openai_client_reads_one_answer_over_a_seam(tmp_path: Path) -> None:
     config = tmp_path / "regions.yaml"
     config.write_text(regions_continuation_process([1, 2], "vllm"))
@@ -516,7 +517,8 @@ async def test_the_openai_client_reads_one_answer_over_a_seam(tmp_path: Path) ->
     assert (text, len(ids), finish) == (whole, 1, "length")
 
 
-@pytest.mark.parametrize("kind", ["llamacpp", pytest.param("vllm", marks=pytest.mark.system)])
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ["llamacpp", "vllm"])
 async def test_the_anthropic_client_reads_one_message_over_a_seam(tmp_path: Path, kind: str) -> None:
     config = tmp_path / "regions.yaml"
     config.write_text(regions_continuation_process([1, 2], kind))

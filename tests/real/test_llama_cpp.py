@@ -294,6 +294,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("faults") / "tiny.gguf")
 
 
+@pytest.mark.system
 async def test_killed_engine_costs_no_stream_since_what_it_had_begun_goes_on_at_the_other_one(model: Path) -> None:
     with ExitStack() as stack:
         victim, other = (stack.enter_context(llama_server(model, slots=SLOTS, context=2048)) for _ in range(2))

@@ -176,6 +176,11 @@ async def test_largest_batch_with_a_graph_is_found_between_two_measured_ones(pro
 
 
 #: The profile that is fitted to the paper has a largest graph.
+#: A fifth of them in every run of the tests, and all in `make test-system`.
+SOME_PROFILES = [
+    pytest.param(name, marks=pytest.mark.system) if place % 5 else name
+    for place, name in enumerate(name for name in PROFILES if "V100" not in name)
+]
 WITHOUT_JUMP = [name for name, one in PROFILES.items() if "vLLM" not in name and one.cuda_graph_max_batch is None]
 
 
@@ -218,7 +223,7 @@ async def calibration_of(profile: EngineProfile, bounds: Bounds | None = None, *
     )
 
 
-@pytest.mark.parametrize("name", [name for name in PROFILES if "V100" not in name])
+@pytest.mark.parametrize("name", SOME_PROFILES)
 async def test_costs_of_every_profile_are_found_within_three_percent(name: str) -> None:
     profile = find_profile(name)
     calibration = await calibration_of(profile, kv_capacity_tokens=profile.kv_tokens)

@@ -58,7 +58,7 @@ def test_a_shape_read_from_its_file_gives_the_same_requests(name: str, tmp_path:
     file = tmp_path / "t.jsonl.gz"
     write_trace(shape, file)
     assert own_block_tokens(file) == shape.block_tokens
-    filters = TraceFilters(limit=2_000)
+    filters = TraceFilters(limit=400)
     assert filters.apply(generate_requests(shape, block_tokens=shape.block_tokens)) == load_trace(file, filters)
 
 

@@ -206,6 +206,7 @@ def test_a_shape_without_continuation_reuses_nothing(shape: PoissonShape) -> Non
 MOONCAKE = {"toolagent-like": (23_608, 8_596, 182, 0.59), "synthetic-like": (3_993, 15_325, 149, 0.66)}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", MOONCAKE)
 def test_mooncake_s_figures_are_met_within_a_tenth(name: str, seed: int) -> None:
@@ -327,6 +328,7 @@ def test_from_the_shift_on_no_prefix_is_of_before() -> None:
     assert {row.shared for row in rows[:200]} & {row.shared for row in sharing_rows(sharing(requests=200, shift_at=0))}
 
 
+@pytest.mark.system
 def test_seeds_draw_other_windows_and_one_seed_the_same() -> None:
     for name in ("groups", "sharing", "rag", "herd"):
         one, again, other = (load_requests(name, seed=seed, block_tokens=64)[:50] for seed in (1, 1, 2))
@@ -428,6 +430,7 @@ def agents(**changes: object) -> AgentsShape:
     return replace(shape, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.system
 def test_agents_have_the_published_figures_within_a_tenth() -> None:
     """Median input and output, and the share of blocks that is reused within a session, over three windows."""
     windows = [load_requests("agents", seed=seed) for seed in range(3)]

@@ -65,6 +65,7 @@ def by_user(apr5: list[TraceRequest]) -> dict[str, list[TraceRequest]]:
     return users
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("name", "seed"), CASES)
 def test_every_row_of_table_4_is_met_within_a_tenth(name: str, seed: int) -> None:
     figures = describe_trace(window(name, seed))

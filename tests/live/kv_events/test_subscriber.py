@@ -441,7 +441,7 @@ async def test_a_peer_that_once_broke_the_protocol_is_connected_to_again(
             writer.write(said if connections == 1 else greeting(b"PUB"))
             await reader.read(1)
             message = (b"kv", bytes(8), msgspec.msgpack.encode([1.5, [{"type": "AllBlocksCleared"}], None]))
-            while connections > 1 and not heard.is_set():
+            while connections > 1 and not heard.is_set() and not writer.is_closing():
                 writer.write(b"".join(frame(each, more=each is not message[-1]) for each in message))
                 await asyncio.sleep(0.01)
         ended += 1

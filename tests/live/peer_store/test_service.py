@@ -324,6 +324,7 @@ async def test_a_key_of_another_kind_is_an_error_and_ends_nothing(store: RedisSe
         await until(lambda: first.service.link.joined)
 
 
+@pytest.mark.system
 async def test_half_of_the_routers_cut_off_share_again_when_the_way_is_back(redis_server: RedisServer) -> None:
     async with relay(redis_server.port) as relayed:
         far = replace(redis_server.shared(), url=f"redis://127.0.0.1:{relayed.port}")

@@ -30,7 +30,7 @@ from tests.core.routers import a_request, specs
 #: A model after 20 outcomes, the next after 10 more.
 SMALL = TrainingSpec("linear", NAMES, first_samples=20, round_samples=10, fifo=200, replay=0)
 #: A round that takes minutes.
-LONG = replace(SMALL, kind="mlp", epochs=1000, fifo=5000, round_samples=1000, first_samples=1000)
+LONG = replace(SMALL, kind="mlp", epochs=5000, fifo=1000, round_samples=200, first_samples=200)
 ANSWERED = Outcome(AttemptResult.COMPLETED, 200, output_tokens=11)
 
 

@@ -205,7 +205,7 @@ async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_
 ) -> None:
     bench = Bench(tmp_path, LONG)
     await bench.service.start()
-    bench.run(1500)
+    bench.run(300)
     step = await bench.training()
     bench.run(10)  # routing does not wait for the round
     killed = bench.pid
@@ -213,7 +213,7 @@ async def test_a_process_that_is_killed_in_a_round_is_replaced_and_routing_goes_
     await step
     assert bench.version() is None
     assert bench.service.as_dict()["training"] | {"settings": None} == {
-        "state": "failed", "taken": 1500, "lost": 0, "first_tokens": 1500, "whole_answers": 0, "censored": 0,
+        "state": "failed", "taken": 300, "lost": 0, "first_tokens": 300, "whole_answers": 0, "censored": 0,
         "refused": 0, "failures": 1,
         "failure": "the training process ended",
         "pid": None, "settings": None,
@@ -253,12 +253,13 @@ async def test_after_failures_the_next_process_waits_longer_each_time(
     assert waits.tolist() == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("quick")
 async def test_a_stopped_process_is_replaced_as_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gorgo.live.helper_process.CHECK_S", 0.4)
     bench = Bench(tmp_path, LONG)
     await bench.service.start()
-    bench.run(1500)
+    bench.run(300)
     step = await bench.training()
     os.kill(bench.pid, signal.SIGSTOP)
     await step
@@ -288,7 +289,7 @@ async def test_a_freeze_stops_learning_and_the_model_stays(tmp_path: Path) -> No
 async def test_a_freeze_in_a_round_ends_it_at_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path, LONG)
     await bench.service.start()
-    bench.run(1500)
+    bench.run(300)
     step = await bench.training()
     pid = bench.pid
     bench.router.settings.frozen = True
@@ -299,11 +300,12 @@ async def test_a_freeze_in_a_round_ends_it_at_once(tmp_path: Path) -> None:
     assert bench.service.as_dict()["training"]["failures"] == 0
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("quick")
 async def test_another_policy_ends_the_round_of_the_one_before(tmp_path: Path) -> None:
     bench = Bench(tmp_path, LONG)
     await bench.service.start()
-    bench.run(1500)
+    bench.run(300)
     step = await bench.training()
     other = LeastPredicted(SMALL)
     bench.router.settings.set_policy(other, Weights.of(()), now=1e6)

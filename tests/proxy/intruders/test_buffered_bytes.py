@@ -122,7 +122,7 @@ async def from_another_address(running: Served) -> int:
         return (await client.post(CHAT, content=chat())).status_code
 
 
-@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("chunked", [False, pytest.param(True, marks=pytest.mark.system)])
 async def test_slow_uploads_without_a_key_are_bounded_and_another_address_is_served(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunked: bool
 ) -> None:

@@ -51,6 +51,7 @@ def test_clients_notice_nothing_when_the_tuner_is_killed_and_a_second_one_goes_o
     assert (policy, best) == ("gorgo", rig.weights()["weights"]), "the incumbent is in force when nobody watches"
 
 
+@pytest.mark.system
 def test_a_freeze_holds_over_a_restart_of_the_proxy_and_its_end_lets_the_tuner_go_on(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def test_routers_over_one_set_of_engines_serve_every_request_once() -> None:
     assert sum(served) == len(FEED)
 
 
-@pytest.mark.parametrize("sharing", ["store", "local"])
+@pytest.mark.parametrize("sharing", [pytest.param("store", marks=pytest.mark.system), "local"])
 def test_reports_give_routers_the_hit_of_one_that_sees_all(sharing: str) -> None:
     """Of three feeds: one decision that differs moves the hits of one feed by up to a point either way."""
     feeds = [conversations(400, every_s=0.12, users=40, seed=seed) for seed in range(3)]

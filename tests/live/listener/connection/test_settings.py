@@ -12,12 +12,13 @@ import gorgo
 from gorgo.live.listener.connection import client_connection
 from gorgo.live.listener.connection.client_connection import ServerSettings
 from gorgo.live.listener.heads import PartialHeads
+from tests.sources import syntax_tree
 
 
 def imported(path: Path) -> set[str]:
     """The modules of hypercorn that a file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.ImportFrom):
             found.add(node.module or "")
         elif isinstance(node, ast.Import):
