@@ -38,13 +38,12 @@ from gorgo.live.fleet_sources.service import FleetSources
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers, warm_replica
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
 from gorgo.live.reload.registrar import Registrar
 from gorgo.live.reload.reloader import Reloader, apply_found
-from gorgo.live.scaling import warm_replica
 from gorgo.live.shared_work import LinesForLeader, SharedWork, count_nothing
 from gorgo.live.state import PROXY, FrontEndKind, LiveState, Routing
 from gorgo.live.workers.link import WorkerLink

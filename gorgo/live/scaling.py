@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gorgo.config.model import ScalingConfig
 from gorgo.config.router_settings import scaling_limits
@@ -24,10 +23,6 @@ from gorgo.core.router import Router
 from gorgo.core.scaling import ScalingSignal, WantedReplicas
 from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
-from gorgo.live.upstream.client import UpstreamError
-
-if TYPE_CHECKING:
-    from gorgo.live.state import LiveState
 
 CHAT = "/v1/chat/completions"
 #: A longer body is not retained: to read it takes more than half a millisecond of the event loop.
@@ -40,8 +35,6 @@ MOST_BYTES = 8 * 1024 * 1024
 HALVED_AFTER = 4096
 #: Fields of a body beside its messages that change the beginning of a prompt.
 _PROMPT_FIELDS = ("tools", "chat_template_kwargs")
-#: Time for the answer to a warming prompt, s: a prefill of a cold engine that compiles its kernels.
-WARM_TIMEOUT_S = 60.0
 #: Between two looks for replicas that serve anew, s.
 JOIN_INTERVAL_S = 1.0
 
@@ -239,31 +232,3 @@ class ScalingService:
         joined = sorted(healthy - before - self._warmed_s.keys())
         self._warmed_s |= dict.fromkeys(joined, now)
         return joined
-
-
-async def warm_replica(state: LiveState, name: str, prompts: Sequence[tuple[str | None, bytes]]) -> None:
-    """Send a replica that serves anew the hot prompts, one after the other; the router that leads does so alone."""
-    target = state.replicas.targets.get(name)
-    if target is None or not state.leads:
-        return
-    headers = [(b"content-type", b"application/json")]
-    if target.api_key is not None:
-        headers.append((b"authorization", b"Bearer " + target.api_key.encode("latin-1")))
-    models, warmed = state.routing.models, 0
-    for model, prompt in prompts:
-        served = models.served(name)
-        if model is not None and served and model not in served:
-            continue
-        body = prompt if model is None else _with_model(prompt, models.engine_name(name, model))
-        try:
-            status, _ = await target.upstream.fetch(CHAT, headers, timeout_s=WARM_TIMEOUT_S, body=body)
-        except UpstreamError as failure:
-            log("replica_not_warmed", level=logging.WARNING, replica=name, prompts=warmed, error=failure.reason)
-            return
-        warmed += status == 200
-    log("replica_warmed", replica=name, prompts=warmed)
-
-
-def _with_model(prompt: bytes, model: str) -> bytes:
-    fields: Mapping[str, Any] = json.loads(prompt)
-    return json.dumps({"model": model, **fields}).encode()

@@ -12,7 +12,8 @@ import pytest
 from gorgo.config.load import parse_config
 from gorgo.config.model import ScalingConfig
 from gorgo.errors import ConfigError
-from gorgo.live.scaling import CHAT, COUNTED, MOST_BODY_BYTES, HotPrompts, ScalingService, shared_prompt, warm_replica
+from gorgo.live.monitor.fleet_monitor import warm_replica
+from gorgo.live.scaling import CHAT, COUNTED, MOST_BODY_BYTES, HotPrompts, ScalingService, shared_prompt
 from tests.proxy.conftest import TOKEN, Running, Start, config_for, until
 from tests.proxy.fakes import delta, reset_after, stream
 
