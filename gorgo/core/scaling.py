@@ -37,6 +37,8 @@ from typing import Any, NamedTuple
 DECISION_INTERVAL_S, DECISIONS_PER_STARTUP = 10.0, 8
 #: Requests that are served again: the 5 % that may be late are a dozen. One replay takes about 0.3 ms.
 REPLAYED = 256
+#: Requests that are read at one decision: those of some groups, in about a millisecond.
+READ_AT_ONCE = 4 * REPLAYED
 #: Requests before which the replay says nothing; a replica is then taken to prefill for so large a share of its time.
 FIRST_REQUESTS, FIRST_SHARE = 32, 0.6
 #: Age beyond which a request says nothing of the present traffic, s.

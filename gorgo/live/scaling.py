@@ -20,7 +20,7 @@ from gorgo.config.model import ScalingConfig
 from gorgo.config.router_settings import scaling_limits
 from gorgo.core.numeric import try_parse_json
 from gorgo.core.router import Router
-from gorgo.core.scaling import ScalingSignal, WantedReplicas
+from gorgo.core.scaling import READ_AT_ONCE, ScalingSignal, WantedReplicas
 from gorgo.live.event_loop import Clock
 from gorgo.live.logs import log
 
@@ -194,7 +194,7 @@ class ScalingService:
         if self._signal is None:
             return
         now, samples = self._clock(), self._router.samples
-        served = self._router.view.served_since(self._seq, limit=samples.capacity)
+        served = self._router.view.served_since(self._seq, limit=READ_AT_ONCE)
         self._seq = samples.last_seq
         before = {(one.region, one.model): one.wanted for one in self.wanted()}
         self._signal.decide(self._router.view.scaling_evidence(now=now), served, now=now)

@@ -22,7 +22,7 @@ import numpy as np
 from gorgo.core.limits import RouterLimits
 from gorgo.core.numeric import Floats
 from gorgo.core.router import Router
-from gorgo.core.scaling import ScalingLimits, ScalingSignal
+from gorgo.core.scaling import READ_AT_ONCE, ScalingLimits, ScalingSignal
 from gorgo.lab.sim.faults.injector import FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.records import SimRecord
@@ -76,7 +76,7 @@ class PredictedAttainment:
     def wanted(self, router: Router, fleet: FleetState, *, now: float) -> int:
         if now >= self._decided_s + self._signal.limits.interval_s:
             self._decided_s = now
-            served = router.view.served_since(self._seq, limit=router.samples.capacity)
+            served = router.view.served_since(self._seq, limit=READ_AT_ONCE)
             self._seq = router.samples.last_seq
             self._signal.decide(router.view.scaling_evidence(now=now), served, now=now)
         return sum(one.wanted for one in self._signal.wanted.values()) or len(fleet.serving)
