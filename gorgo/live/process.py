@@ -39,7 +39,7 @@ from gorgo.live.huge_pages import use_huge_pages
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, learn_all, probe_overdue, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, learn_all, probe_overdue, run_timers, warm_replica
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
@@ -368,6 +368,7 @@ async def _run(
         loops.append(tasks.create_task(state.routing.control.run()))
         loops.append(tasks.create_task(use_huge_pages()))
         loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
+        loops.append(tasks.create_task(state.routing.scaling.run(partial(warm_replica, state))))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
         for line_log in state.telemetry.line_logs:
             tasks.create_task(line_log.run())

@@ -93,6 +93,12 @@ def test_the_lock_file_fits_and_the_configuration_is_valid(aws: Workspace) -> No
     assert "Success" in aws.terraform("validate", "-no-color", at=PAPER)
 
 
+def test_the_example_of_a_group_that_follows_the_number_is_valid(aws: Workspace, plugins: Path) -> None:
+    example = "terraform/examples/autoscaling_group"
+    aws.terraform("init", "-backend=false", f"-plugin-dir={plugins}", at=example)
+    assert "Success" in aws.terraform("validate", "-no-color", at=example)
+
+
 def test_the_papers_fleet_and_each_module_on_a_mocked_provider(aws: Workspace) -> None:
     said = aws.terraform("test", "-no-color", at=PAPER)
     assert re.search(r"Success! \d+ passed, 0 failed", said), said

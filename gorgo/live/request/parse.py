@@ -509,6 +509,8 @@ def parse_request(
         most_output_tokens(limits),
         answers_of(route, parsed),
     )
+    if routing.scaling.hot_prompts is not None:
+        routing.scaling.hot_prompts.add(route, model, fingerprint.prefix_hash, body)
     may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(limits)
     adds_usage = _adds_usage(route, body, parsed)
     return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans, exact)
