@@ -24,6 +24,7 @@ from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Reject
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, RouteRequest, Sample
+from gorgo.core.policy.interface import terms_of_row
 from gorgo.core.prefix.index import Behind
 from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
@@ -699,7 +700,7 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         status,
         state.attempts - 1 - state.hedged - state.continuations - state.withdrawn,  # retries
         state.hedged,
-        {name: column.item(decision.row) for name, column in decision.terms.items()},  # terms
+        terms_of_row(decision.terms, decision.row),
         None if shadow is None else shadow.policy,  # shadow_policy
         None if shadow is None else shadow.rank,  # shadow_rank
         None if shadow is None else shadow.cost,  # shadow_cost

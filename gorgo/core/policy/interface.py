@@ -6,7 +6,7 @@ Owns the protocols, and the shadow policy that scores decisions without changing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import ClassVar, Literal, Protocol, cast, runtime_checkable
@@ -204,6 +204,44 @@ class Prediction:
     idle_s: NDArray[np.float64]
     backlog_s: NDArray[np.float64]
     prefill_s: NDArray[np.float64]
+
+
+class TermRows(Mapping[str, Floats]):
+    """The terms of a few candidates, a row for each; a column is made when it is read, which few decisions are.
+
+    Example
+    -------
+    >>> terms = TermRows(("rtt", "queue"), [(1.0, 2.0), (3.0, 4.0)])
+    >>> terms["queue"].tolist(), terms.of_row(1)
+    ([2.0, 4.0], {'rtt': 3.0, 'queue': 4.0})
+    """
+
+    __slots__ = ("_names", "_rows")
+
+    def __init__(self, names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> None:
+        self._names, self._rows = names, rows
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in self._names:
+            raise KeyError(name)
+        place = self._names.index(name)
+        return np.array([row[place] for row in self._rows])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def of_row(self, row: int) -> dict[str, float]:
+        return dict(zip(self._names, self._rows[row], strict=True))
+
+
+def terms_of_row(terms: Mapping[str, Floats], row: int) -> dict[str, float]:
+    """Return the terms of one candidate."""
+    if isinstance(terms, TermRows):
+        return terms.of_row(row)
+    return {name: column.item(row) for name, column in terms.items()}
 
 
 @record
