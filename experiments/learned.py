@@ -14,7 +14,7 @@ from experiments.published import Claim, Published
 from experiments.runner import Runner
 from experiments.simulated import SimTask, TaskRun
 from experiments.tables import TableSection, number, sections, with_interval
-from experiments.traffic import PhasedTraffic
+from experiments.traffic import PhasedTraffic, ReuseTraffic
 from experiments.variants import Variant
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.kv_events.reports import CacheReports
@@ -38,7 +38,7 @@ MEANS_HEADER = (
 def routers(
     group: str,
     fleet: str,
-    traffic: PhasedTraffic,
+    traffic: PhasedTraffic | ReuseTraffic,
     against: str,
     variants: Sequence[str],
     stats: Sequence[str] = (),

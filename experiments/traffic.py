@@ -5,6 +5,7 @@ Owns the feeds: each depends on the traffic's parameters and a seed alone. Times
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -272,6 +273,55 @@ class ContextTraffic(_NamedTraffic):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReuseTraffic(_NamedTraffic):
+    """Prompts of even lengths, of which a part is a prefix that returns after an even number of others.
+
+    Parameters
+    ----------
+    lengths:
+        Least and most tokens of a prompt; those of one prefix are of one length.
+    shared_share, new_share:
+        Share of a prompt that is its prefix, and share of the requests that begin one.
+    distance_max:
+        Distinct prefixes between two uses of one: from 0 to so many, each number as often.
+    output_mean, output_deviation:
+        Of the normal distribution of answers, tokens.
+    """
+
+    name: str
+    requests: int
+    rate_per_s: float
+    lengths: tuple[int, int]
+    output_mean: float
+    output_deviation: float
+    shared_share: float = 0.5
+    new_share: float = 0.1
+    distance_max: int = 80
+    block_tokens: int = 64
+
+    def feed(self, seed: int) -> Iterator[SimRequest]:
+        rng, now_s = np.random.default_rng([seed, self.distance_max]), 0.0
+        start, recent = TextChain(block_tokens=self.block_tokens), deque[tuple[int, int, TextChain]]()
+        for number in range(self.requests):
+            now_s += float(rng.exponential(1.0 / self.rate_per_s))
+            if not recent or rng.random() < self.new_share:
+                tokens = int(rng.integers(self.lengths[0], self.lengths[1] + 1))
+                shared = start.followed_by(number + 1, round(self.shared_share * tokens))
+                used = number, tokens, shared
+            else:
+                place = -1 - min(int(rng.integers(self.distance_max + 1)), len(recent) - 1)
+                used = recent[place]
+                del recent[place]
+            recent.append(used)
+            if len(recent) > self.distance_max + 1:
+                recent.popleft()
+            first, tokens, shared = used
+            prompt = shared.followed_by(self.requests + number + 1, tokens - shared.tokens)
+            output_tokens = max(1, round(rng.normal(self.output_mean, self.output_deviation)))
+            yield _request(prompt, now_s, output_tokens, first)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConversationTraffic(_NamedTraffic):
     """Conversations behind a few system prompts, whose next turn begins with all texts before it.
 
@@ -336,7 +386,7 @@ class ConversationTraffic(_NamedTraffic):
                 prompt, at_s = main
 
 
-Traffic: TypeAlias = PhasedTraffic | ChatTraffic | ContextTraffic | ConversationTraffic
+Traffic: TypeAlias = PhasedTraffic | ChatTraffic | ContextTraffic | ReuseTraffic | ConversationTraffic
 
 
 @lru_cache(maxsize=2)

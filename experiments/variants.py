@@ -99,6 +99,7 @@ def _weighted(policy: str, **weights: float) -> Variant:
 TAUS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 #: Policies whose order of replicas is compared with the order of the measured first tokens.
 SHADOWS = ("gorgo-ms", "gorgo-residual", "lodestar", "predicted-latency")
+_UNBOUNDED = ("mooncake", "predicted-latency")
 #: Variants whose label is not a policy's name.
 VARIANTS: Mapping[str, Variant] = {
     "load-prefix 1:1:1": Variant(policy="load-prefix"),
@@ -136,6 +137,11 @@ VARIANTS: Mapping[str, Variant] = {
     "multi-depth, whole prompt": _weighted("multi-depth", depths=0.0),
     "longest prefix, exact caches": Variant(policy="prefix-cache-in-flight", source="exact"),
     "gorgo-ms, events": Variant(policy="gorgo-ms", source="events"),
+    # Policies whose own index has no bound, with that of `gorgo-ms`.
+    **{f"{name}, bounded index": Variant(policy=name, source="cached_tokens") for name in _UNBOUNDED},
+    "load-prefix 3:2:2, bounded index": replace(
+        _weighted("load-prefix", prefix=3.0, queue=2.0, kv=2.0), source="cached_tokens"
+    ),
     "override off": _weighted("multi-depth", override=0.0),
     "override on": Variant(policy="multi-depth"),
     # Sources of `gorgo-ms` side by side.

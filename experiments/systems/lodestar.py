@@ -17,7 +17,7 @@ from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
 from experiments.runner import Runner
-from experiments.traffic import Phase, PhasedTraffic
+from experiments.traffic import Phase, PhasedTraffic, ReuseTraffic
 from experiments.variants import QUEUEING, SHADOWS, TAUS
 from gorgo.lab.datasets import GroupsShape, SharingShape, read_shape, shapes
 from gorgo.lab.datasets.prefix_shapes import Quantiles
@@ -37,6 +37,10 @@ SUMMARY = {MEAN: 1.41, P99: 1.47}
 LENGTHS: Quantiles = ((0.0, 1000.0), (1.0, 8000.0))
 MIXED = (0.1, 0.3, 0.5, 0.7)
 _SHIFT_RATES = (3.0, 6.5)
+#: What its bars have beside the heuristic: Mooncake, its Algorithm 2 and the fewest requests in flight.
+BARS = ("mooncake, bounded index", "tau 0.5", "least-request")
+#: Rates of its mixed GPUs, 1/s.
+MIXED_RATES = (10.0, 14.0, 18.0, 22.0)
 
 
 def _source(place: str, row: str, column: str) -> Source:
@@ -111,6 +115,18 @@ def more_sharing() -> PhasedTraffic:
     return shift("5 to 50 % shared", parts, _SHIFT_RATES, requests=2 * REQUESTS)
 
 
+def published_shape() -> ReuseTraffic:
+    """Return its synthetic traffic as published: 1k to 10k tokens, answers of N(100, 10), even distances of reuse."""
+    return ReuseTraffic(
+        name="1k to 10k tokens, 5/s",
+        requests=REQUESTS,
+        rate_per_s=5.0,
+        lengths=(1_000, 10_000),
+        output_mean=100.0,
+        output_deviation=10.0,
+    )
+
+
 def longer_prompts() -> PhasedTraffic:
     """Return prompts of 1k tokens, then of 8k."""
     parts = [sharing_shape(0.5, ((0.0, tokens), (1.0, tokens))) for tokens in (1000.0, 8000.0)]
@@ -140,7 +156,7 @@ def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
     return [
         *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), *_filter(),
-        _longer(), _share_of_pools(), *_shadows(), *_scrapes(),
+        _longer(), _share_of_pools(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(),
     ]  # fmt: skip
 
 
@@ -164,12 +180,24 @@ def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
     for fleet in SCALES:
         for number, traffic in enumerate(_traffic(fleet, conversation)):
             first = number == 0
-            variants = (LODESTAR, GORGO_MS, RESIDUAL, *([RESIDUAL + QUEUEING] if first else []))
+            variants = (LODESTAR, GORGO_MS, RESIDUAL, *((RESIDUAL + QUEUEING, *BARS) if first else ()))
             yield replace(
                 routers("lodestar" if first else "lodestar-more", fleet, traffic, HEURISTIC, variants,
                         also=("oracle",) if first else ()),
                 targets=tuple(_against_heuristic(fleet, variants)),
             )  # fmt: skip
+
+
+def _published_shape() -> VariantComparison:
+    variants = (LODESTAR, GORGO_MS, RESIDUAL, *BARS)
+    return routers("lodestar-shape", EQUAL, published_shape(), HEURISTIC, variants, (MEAN, P99))
+
+
+def _mixed_rates() -> Iterator[VariantComparison]:
+    """Its rates on mixed GPUs, from a light load here to one at which queues grow."""
+    for rate in MIXED_RATES:
+        traffic = sharing(0.5, requests=REQUESTS, rate_per_s=rate)
+        yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, GORGO_MS, RESIDUAL), (MEAN, P99))
 
 
 def _long() -> Iterator[VariantComparison]:

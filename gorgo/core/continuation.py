@@ -152,7 +152,7 @@ def half_character(text: str) -> int:
     >>> half_character("a\\ud83d"), half_character("a\\ud83d\\ude00"), half_character("")
     (1, 0, 0)
     """
-    return int("\ud800" <= text[-1:] <= "\udbff")
+    return int(bool(text) and 0xD800 <= ord(text[-1]) <= 0xDBFF)
 
 
 class NotContinuableError(Exception):

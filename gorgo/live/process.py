@@ -35,10 +35,11 @@ from gorgo.live.build import build_live
 from gorgo.live.control.state_file import PersistedState, StateFile
 from gorgo.live.event_loop import first_of
 from gorgo.live.fleet_sources.service import FleetSources
+from gorgo.live.huge_pages import use_huge_pages
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, learn_all, probe_overdue, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, learn_all, probe_overdue, run_timers, warm_replica
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
@@ -219,7 +220,8 @@ class ProcessOptions:
     text: bytes = b""
 
 
-# Signals of a process: the first stops it in order, the second at once, SIGHUP reloads.
+# Signals of a process: the first stops it in order, the second at once, SIGHUP reloads. SIGUSR2 is for the parent of
+# several processes: elsewhere its default would end the process and every stream with it.
 
 
 @contextmanager
@@ -234,6 +236,8 @@ def stop_signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, async
     handlers: dict[signal.Signals, Callable[[], object]] = {signal.SIGTERM: on_signal, signal.SIGINT: on_signal}
     if file is not None and hasattr(signal, "SIGHUP"):  # not on Windows
         handlers[signal.SIGHUP] = file.request_reload
+    if hasattr(signal, "SIGUSR2"):
+        handlers[signal.SIGUSR2] = _refuse_takeover
     try:
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
@@ -247,6 +251,11 @@ def stop_signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, async
         for number in handlers:
             with suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
+
+
+def _refuse_takeover() -> None:
+    reason = "SIGUSR2 is for the parent of several processes (proxy.processes); this one goes on"
+    log("takeover_failed", level=logging.WARNING, reason=reason)
 
 
 def _pass_signal(loop: asyncio.AbstractEventLoop, handler: Callable[[], object], *_: object) -> None:
@@ -357,7 +366,9 @@ async def _run(
         loops = [tasks.create_task(run_timers(state.routing))]
         loops.append(tasks.create_task(_when_leading(link, _train(state), unless=admin_closing)))
         loops.append(tasks.create_task(state.routing.control.run()))
+        loops.append(tasks.create_task(use_huge_pages()))
         loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
+        loops.append(tasks.create_task(state.routing.scaling.run(partial(warm_replica, state))))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
         for line_log in state.telemetry.line_logs:
             tasks.create_task(line_log.run())
@@ -476,8 +487,7 @@ def record_outcomes(path: Path, state: LiveState) -> LineLog:
         log = outcome_log(LinesForLeader(path, "outcome_log", state.link), count=count_nothing)
     else:
         log = outcome_log(_outcome_file(path, state), count=state.telemetry.metrics.outcome_log)
-    accelerators = (row.accelerator for row in state.config.replicas if row.accelerator is not None)
-    state.routing.router.settings.record_outcomes(OutcomeLog(log.add, accelerators))
+    state.routing.router.settings.record_outcomes(OutcomeLog(log.add))
     return log
 
 

@@ -18,6 +18,7 @@ from experiments.traffic import (
     ConversationTraffic,
     Phase,
     PhasedTraffic,
+    ReuseTraffic,
     TextChain,
     feed_of_traffic,
 )
@@ -202,3 +203,34 @@ def test_popular_contexts_are_drawn_more_often() -> None:
     )
     drawn = [request.prefix_hash for request in feed_of_traffic(traffic, seed=1)]
     assert drawn.count(0) > 3 * drawn.count(9) > 0
+
+
+def test_a_prefix_returns_after_an_even_number_of_others_and_answers_are_normal() -> None:
+    traffic = ReuseTraffic(
+        name="even", requests=3000, rate_per_s=50.0, lengths=(1000, 9000), output_mean=100.0, output_deviation=10.0,
+        distance_max=20,
+    )  # fmt: skip
+    feed = feed_of_traffic(traffic, seed=1)
+    prompts, answers = (np.array([getattr(one, f"{kind}_tokens") for one in feed]) for kind in ("prompt", "output"))
+    assert prompts.min() >= 1000
+    assert prompts.max() <= 9000
+    assert 4700 < prompts.mean() < 5300
+    assert 99 < answers.mean() < 101
+    assert 9 < answers.std() < 11
+    recent: list[int] = []
+    distances = []
+    for request in feed:
+        if request.prefix_hash in recent:
+            distances.append(len(recent) - 1 - recent.index(request.prefix_hash))
+            recent.remove(request.prefix_hash)
+        recent.append(request.prefix_hash)
+    counts = np.bincount(distances)
+    assert len(counts) == 21
+    assert counts.min() > 90
+    assert counts.max() < 180
+    of_one = [one.blocks for one in feed if one.prefix_hash == feed[0].prefix_hash]
+    shared = round(0.5 * feed[0].prompt_tokens) // 64 * 8
+    assert len(of_one) > 1
+    assert len({blocks[:shared] for blocks in of_one}) == 1
+    assert len(set(of_one)) == len(of_one)
+    assert feed == feed_of_traffic.__wrapped__(traffic, seed=1)

@@ -35,6 +35,7 @@ from tests.figures.learned_routers import (
     LODESTAR,
     LONG,
     MORE,
+    MOTIVATION,
     POOLS,
     SCRAPES,
     SHADOWS,
@@ -227,7 +228,12 @@ _MEANS = ("on", "policy", "TTFT p50 ms", "TTFT p95 ms", "E2E p50 s", "E2E p95 s"
 
 
 #: Traffic of the claims, in words that need no legend.
-_TRAFFIC = {"ART-Chat-like": "three days", "April 6 like": "April 6", "April 7 like": "April 7"}
+_TRAFFIC = {
+    "ART-Chat-like": "three days",
+    "April 6 like": "April 6",
+    "April 7 like": "April 7",
+    "geometric mean of 7": "mean of seven loads",
+}
 
 
 def _missed(verdicts: Rows) -> Table:
@@ -238,9 +244,11 @@ def _missed(verdicts: Rows) -> Table:
             continue
         value = 100 * (1 - float(numbers_of(str(row["of / against [95 %]"]))[0]))
         aim = 100 * (1 - float(str(row["target"]).removeprefix("<= ")))
-        traffic, load = on.split(", load ")
-        words = f"{_TRAFFIC.get(traffic, traffic)}, load {load}: {value:.1f} %, not {aim:.0f} %"
-        cells = rows.setdefault((f"{of}, {figure} below {against}",), {"reached": words})
+        traffic, of_load, load = on.partition(", load ")
+        reached = f"{value:.1f} %, not {aim:.0f} %" if aim > 0 else f"{-value:.1f} % above it, {-aim:.0f} % allowed"
+        words = f"{_TRAFFIC.get(traffic, traffic)}{of_load}{load}: {reached}"
+        place = "below" if aim > 0 else "beside"
+        cells = rows.setdefault((f"{of}, {figure} {place} {against}",), {"reached": words})
         if cells["reached"] != words:
             cells["reached"] = f"{cells['reached']}<br>{words}"
     return Table(labels=("missed target",), rows=rows)
@@ -527,6 +535,7 @@ FIGURES: Mapping[str, Figure] = {
     "attacks-seams": Figure(["python -m tests.attacks --seams"], attacks_of_seams),
     "relay": Figure(RELAY_COMMANDS, relay),
     "learned-routers": Figure(commands(GROUPS), learned_routers),
+    "learned-routers-motivation": Figure(commands(MOTIVATION), learned_routers),
     "learned-routers-lodestar": Figure(commands(LODESTAR), learned_routers),
     "learned-routers-ablations": Figure(commands(ABLATIONS), learned_routers),
     "learned-routers-k-filter": Figure(commands(K_FILTER), learned_routers),
@@ -573,7 +582,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     ),
     "parity": NotStored("live processes in wall time: needs two cores to itself", "fd77f77, 42a9319"),
     "learned-cost": NotStored(
-        "needs two cores to itself: `python -m tests.bench learned_submit training_beside`", "bd415b1, 4a1edaf"
+        "needs two cores to itself: `python -m tests.bench learned_submit training_beside`", "bd415b1, 4a1edaf, eab2f23"
     ),
     "learned-waits": NotStored("few seeds, and settings that only a script makes", "c202b84, 4a1edaf"),
     "found-share": NotStored(
@@ -584,8 +593,13 @@ NOT_STORED: Mapping[str, NotStored] = {
     "lodestar-index": NotStored("of an audit, in a script", "255eb35"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
+    "whatif-coverage": NotStored(
+        "a hundred simulated logs: `pytest -m system tests/lab/whatif/test_coverage.py` prints them", "438311f"
+    ),
+    "whatif-blocks": NotStored("one seed of one fleet, in a script", "438311f"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
+    "cached-turns": NotStored("one seed of half the requests", "2f85412"),
     "sticky": NotStored("a policy without a group of its own: rows of a script", "255eb35"),
     "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
@@ -613,8 +627,11 @@ NOT_STORED: Mapping[str, NotStored] = {
         "one seed of an earlier commit, and time on a busy machine", "a8aa696, ee77183, b781046"
     ),
     "two-terms": NotStored("a cost without two of its terms, which no option gives", "6046ff1"),
-    "herd-live": NotStored("live processes in wall time, and a policy before two of its terms", "5a934c4, 6046ff1"),
+    "herd-live": NotStored("live processes in wall time, and a policy without two of its terms", "08c66ea"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
+    "two-terms-cost": NotStored(
+        "processor time of two versions in turns, which no command compares", "5a934c4, b1fe878"
+    ),
     "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
     "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),
     "less-ttft": NotStored("two seeds for each of five factors on two weights", "9651bf3"),

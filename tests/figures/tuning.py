@@ -47,9 +47,9 @@ MORE_COMMAND = (
     "python -m experiments --system tuner --only 'fleets by twin' --only 'further fleets' "
     f"--seeds {MORE_SEEDS} --jobs 1 --json"
 )
-#: Random steps alone, live on three fleets.
+#: Random steps of CMA-ES alone, live on three fleets.
 STEPS_SEEDS = 5
-STEPS_COMMAND = f"python -m experiments --system tuner --only 'steps of es' --seeds {STEPS_SEEDS} --jobs 1 --json"
+STEPS_COMMAND = f"python -m experiments --system tuner --only 'steps of cma' --seeds {STEPS_SEEDS} --jobs 1 --json"
 _STEPS_STATEMENT = re.compile(r"(.*), time scale [\d.]+: (\S+), tuned live by (\S+) / defaults, p95 (TTFT|E2E)")
 #: Columns by the words of a statement.
 _SETS = {

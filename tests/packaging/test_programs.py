@@ -56,7 +56,7 @@ def test_every_pattern_names_modules_and_every_exclusion_is_of_one() -> None:
 
 
 def test_no_compiled_module_has_what_mypyc_refuses() -> None:
-    """A protocol for isinstance, structs that msgspec reads by their annotations, tuples in a class body."""
+    """A protocol for isinstance, structs read by their annotations, tuples in a class body, halves of characters."""
     for path in ALL_MODULES:
         source = (ROOT / path).read_text()
         assert "@runtime_checkable" not in source, path
@@ -65,6 +65,8 @@ def test_no_compiled_module_has_what_mypyc_refuses() -> None:
             statements = node.body if isinstance(node, ast.ClassDef) else []
             targets = [target for line in statements if isinstance(line, ast.Assign) for target in line.targets]
             assert all(isinstance(target, ast.Name) for target in targets), f"{path}: tuple in a class body"
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not re.search("[\ud800-\udfff]", node.value), f"{path}:{node.lineno}: half a character in a text"
 
 
 @pytest.mark.system
