@@ -203,6 +203,19 @@ def source_line(source: Mapping[str, Any]) -> str:
     return f"source {source['name']} ({source['kind']}): {reason}, {n} replica{'' if n == 1 else 's'}, {answered}"
 
 
+def wanted_line(row: Mapping[str, Any]) -> str:
+    """Return the wanted replicas of a region and model, and why.
+
+    >>> row = {"region": "eu", "model": "llama", "wanted": 5, "replicas": 3, "attainment": 0.94}
+    >>> wanted_line(row), wanted_line(row | {"model": None, "attainment": None})
+    ('wanted in eu (llama): 5 replicas, 3 serve, 94 % in time', 'wanted in eu: 5 replicas, 3 serve')
+    """
+    model = "" if row["model"] is None else f" ({row['model']})"
+    in_time = "" if row["attainment"] is None else f", {share(row['attainment'])} in time"
+    n = row["wanted"]
+    return f"wanted in {row['region']}{model}: {n} replica{'' if n == 1 else 's'}, {row['replicas']} serve{in_time}"
+
+
 def store_line(store: Mapping[str, Any]) -> str:
     """Return the state of the link to the store of several routers.
 

@@ -139,8 +139,8 @@ def _accuracy() -> Iterator[VariantComparison]:
 
 def _fresh() -> Iterator[VariantComparison]:
     """Scrapes as often as the policy declares, and as seldom as the default; its cold start is the baseline."""
-    for name in ("A", "C"):
-        traffic = scenario(name, requests=CHATS, rates_per_s=(RATES[name],))
+    for name, rate in RATES.items():
+        traffic = scenario(name, requests=CHATS, rates_per_s=(rate,))
         for interval_s in (1.0, 30.0):
             yield routers("fresh", "10x2xH100", traffic, LOAD_PREFIX, (PREDICTED,), (MEAN,), scrape_s=interval_s)
 

@@ -18,7 +18,7 @@ from gorgo.lab.sim.routers.group import SHARINGS, RouterGroup, Sharing
 from gorgo.lab.traces import TraceFilters
 
 NAME, TITLE = "routers", "several routers"
-GROUPS = ("routers", "delay", "replaced", "overload", "large")
+GROUPS = ("routers", "processes", "delay", "replaced", "overload", "large")
 #: The fleet of all runs: the paper's, of three regions.
 FLEET = "paper"
 #: Answers of 128 tokens at most, and prompts of 24,000, as in the tuner's windows.
@@ -41,6 +41,8 @@ _ROUTES: Sequence[tuple[str, int, Sharing, int | None, float]] = (
 CAPACITY, OVERLOAD = 1.04, 1.3
 #: Columns of n routers.
 _SHARED: Mapping[str, Sharing] = {"alone": "none", "store": "store"}
+#: Processes of one router.
+PROCESSES = (2, 4, 8, 16)
 #: Replicas and routers of a large group, and its traffic: as many requests a replica as at half of the load.
 LARGE, _LARGE_REQUESTS = (512, 100), 1500
 ROUTERS_HEADER = ("hit, % / p95 TTFT, ms / p95 E2E, s", "alone", "store", "one")
@@ -72,6 +74,7 @@ def runs_of(groups: Sequence[str], grid: Grid) -> list[Labelled]:
     """Return the runs of some groups; without the conversation trace where the grid has none."""
     made = {
         "routers": list(_routers(grid.trace, grid.counts)),
+        "processes": list(_processes()),
         "delay": list(_delay()),
         "replaced": list(_replaced()),
         "overload": list(_overload()),
@@ -91,6 +94,13 @@ def _routers(trace: str | None, counts: Sequence[int]) -> Iterator[Labelled]:
             for count in counts:
                 for column, sharing in _SHARED.items():
                     yield _labelled("routers", f"{chosen.name}/{count}", column, chosen, count, sharing)
+
+
+def _processes() -> Iterator[Labelled]:
+    for load in LOADS[CHAT.name]:
+        yield _labelled("processes", f"{load:g}", "1", CHAT.at(load), 1, "all")
+        for count in PROCESSES:
+            yield _labelled("processes", f"{load:g}", str(count), CHAT.at(load), count, "local", delay_s=None)
 
 
 def _delay() -> Iterator[Labelled]:
@@ -127,7 +137,14 @@ def _large() -> Iterator[Labelled]:
 
 
 def _labelled(
-    group: str, row: str, column: str, traffic: ChatTraffic, count: int, sharing: Sharing, *, delay_s: float = 0.005
+    group: str,
+    row: str,
+    column: str,
+    traffic: ChatTraffic,
+    count: int,
+    sharing: Sharing,
+    *,
+    delay_s: float | None = 0.005,
 ) -> Labelled:
     routers = RouterGroup(count=count, sharing=sharing, delay_s=delay_s)
     task = SimTask(
@@ -223,6 +240,17 @@ def _won_back(alone: float, store: float, one: float) -> float | None:
     return (store - alone) / (one - alone) if one > alone else None
 
 
+def _of_processes(cells: Cells) -> list[TableSection]:
+    loads = list(dict.fromkeys(load for load, _ in cells))
+    rows = [
+        (count, *(f"{_hit(cells[load, count]):.1f} / {_ttft_ms(cells[load, count]):.0f} / "
+                  f"{_e2e_s(cells[load, count]):.2f}" for load in loads))
+        for count in dict.fromkeys(count for _, count in cells)
+    ]  # fmt: skip
+    header = ("processes: hit, % / p95 TTFT, ms / p95 E2E, s", *(f"load {load}" for load in loads))
+    return [TableSection("One router of several processes", header, rows)]
+
+
 def _late(cells: Cells) -> list[TableSection]:
     rows = [
         (row, f"{_hit(runs):.1f}", f"{_ttft_ms(runs):.0f}",
@@ -259,5 +287,5 @@ def _of_large(cells: Cells) -> list[TableSection]:
     return [TableSection("A large group", header, rows)]
 
 
-_TABLES = {"routers": _against_each_other, "delay": _late, "replaced": _around_replacement, "overload": _goodput,
-           "large": _of_large}  # fmt: skip
+_TABLES = {"routers": _against_each_other, "processes": _of_processes, "delay": _late,
+           "replaced": _around_replacement, "overload": _goodput, "large": _of_large}  # fmt: skip

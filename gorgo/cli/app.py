@@ -27,6 +27,7 @@ _COMMANDS = {
     "simulate": "measure.simulate:simulate",
     "overload": "measure.simulate:overload",
     "plan": "measure.plan:plan",
+    "whatif": "measure.whatif:whatif",
     "demo": "measure.demo:demo",
     "report": "measure.report:report",
     "tune": "tune.tune:tune",

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from gorgo.live.listener.sockets import ServerAddresses
     from gorgo.live.process import ProcessOptions
     from gorgo.live.workers.link import WorkerLink, WorkerStart
+    from gorgo.live.workers.takeover import Inherited
 
 #: As `proxy.processes` has it: more than the processors of any machine in use.
 MAX_PROCESSES = 64
@@ -115,11 +118,14 @@ class Launch:
         """
         import secrets
         from contextlib import ExitStack
+        from logging import WARNING
 
         from gorgo.live.listener.sockets import ServerAddresses, address_of, listening
+        from gorgo.live.logs import log
         from gorgo.live.workers.counts import SharedCounts, make_memory
         from gorgo.live.workers.link import WorkerStart
         from gorgo.live.workers.parent import Parent, ParentOptions, inheritable, own_command
+        from gorgo.live.workers.takeover import Inherited, offered
 
         proxy = started.config.proxy
         if not hasattr(os, "memfd_create"):
@@ -129,9 +135,12 @@ class Launch:
         token = self._admin_token()
         self._set_up_logs(started.config)
         with ExitStack() as sockets:
-            predecessor, data, admin = inherited or (None, None, None)
-            data = sockets.enter_context(data or listening(proxy.bind, "proxy.bind"))
-            admin = sockets.enter_context(admin or listening(proxy.admin_bind, "proxy.admin_bind"))
+            inherited = inherited or Inherited(None, None)
+            data = sockets.enter_context(inherited.data or listening(proxy.bind, "proxy.bind"))
+            admin = sockets.enter_context(inherited.admin or listening(proxy.admin_bind, "proxy.admin_bind"))
+            offer = inherited.offer or offered(admin)
+            if offer is None:
+                log("takeover_not_offered", level=WARNING, admin=address_of(admin)[1])
             addresses = ServerAddresses(address_of(data), address_of(admin), tls=proxy.tls.cert is not None)
             memory = make_memory(processes)
 
@@ -157,7 +166,8 @@ class Launch:
                 grace_s=started.config.limits.shutdown_grace_s,
                 ready=ready,
                 reloads=self.config.is_file(),
-                predecessor=predecessor,
+                predecessor=inherited.predecessor,
+                offer=offer,
             )
             parent = Parent(options, SharedCounts(memory, processes, own=0))
             _loop_runner(plain=self.plain)(parent.run())
@@ -264,20 +274,30 @@ def set_up_logs_of(start: Launch) -> None:
     set_up_logs(start.log_format, start.log_level)
 
 
-def worker_start() -> tuple[WorkerStart, socket] | None:
-    """Return what the parent of a worker gives it, and the connection; `None` for a process that is no worker."""
-    from gorgo.live.workers.parent import WORKER_VARIABLE
+#: What a worker loads before it is one; and what of it only with the own listener.
+_LOADED_BEFORE = ("gorgo.proxy.server", "gorgo.cli.validation", "gorgo.live.peer_store.local", "numpy.random")
+_LOADED_UNLESS_PLAIN = ("uvloop", "gorgo.live.listener.listener")
 
-    descriptor = os.environ.pop(WORKER_VARIABLE, None)
+
+def worker_start(*, plain: bool) -> tuple[WorkerStart, socket] | None:
+    """Return what the parent of a worker gives it, and the connection; `None` for a process that is no worker.
+
+    A spare one loads the program and waits. It ends where it is not needed.
+    """
+    descriptor = os.environ.pop("GORGO_WORKER", None)
     if descriptor is None:
         return None
+    from importlib import import_module
+
     from gorgo.live.workers.link import read_start
 
-    return read_start(int(descriptor))
+    for name in (*_LOADED_BEFORE, *(() if plain else _LOADED_UNLESS_PLAIN)):
+        import_module(name)
+    try:
+        return read_start(int(descriptor))
+    except EOFError:
+        raise SystemExit(0) from None
 
-
-#: A connection to a predecessor, and the listeners for data and admin.
-Inherited = tuple["socket | None", "socket | None", "socket | None"]
 
 #: The first descriptor that systemd passes.
 _FIRST_OF_SYSTEMD = 3
@@ -291,10 +311,11 @@ def inherited_listeners() -> Inherited | None:
     """
     from socket import socket
 
-    words = os.environ.pop("GORGO_TAKEOVER", None)
-    if words is not None:
-        connection, data, admin = (socket(fileno=int(word)) for word in words.split(","))
-        return connection, data, admin
+    descriptor = os.environ.pop("GORGO_TAKEOVER", None)
+    if descriptor is not None:
+        from gorgo.live.workers.takeover import received
+
+        return received(socket(fileno=int(descriptor)))
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
     if pid != str(os.getpid()) or not count.isdigit() or int(count) == 0:
@@ -305,14 +326,16 @@ def inherited_listeners() -> Inherited | None:
         if name in found:
             raise InvalidValueError("LISTEN_FDNAMES", ":".join(names), "one socket named data and one named admin")
         found[name] = socket(fileno=_FIRST_OF_SYSTEMD + place)
-    return None, found.get("data"), found.get("admin")
+    from gorgo.live.workers.takeover import Inherited
+
+    return Inherited(found.get("data"), found.get("admin"))
 
 
 def processes_of(given: str | None, config: Config) -> int:
     """Return the number of processes: that of the option, else that of the file."""
     wanted: str | int = config.proxy.processes if given is None else given
     if wanted == "auto":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(MAX_PROCESSES, available_processors())
     try:
         number = int(wanted)
     except ValueError:
@@ -320,6 +343,31 @@ def processes_of(given: str | None, config: Config) -> int:
     if not 1 <= number <= MAX_PROCESSES:
         raise typer.BadParameter(f"--processes {given}: expected a number from 1 to {MAX_PROCESSES}, or auto")
     return number
+
+
+def available_processors(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the processors that this process may use: of a container with a limit not those of its machine.
+
+    A fraction of one counts as one. `groups` and `own`: where Linux has the limits, and the names of the own groups.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, ceil(min(allowed, _processors_of_limit(groups, own))))
+
+
+def _processors_of_limit(groups: Path, own: Path) -> float:
+    """Return the share of processors that control groups grant, of both versions; infinite without one."""
+    paths = {Path(".")}
+    with suppress(OSError):
+        paths |= {Path(line.split(":", 2)[2].lstrip("/")) for line in own.read_text().splitlines()}
+    granted = inf
+    for path in paths:
+        for folder in (groups / path, groups / "cpu" / path):
+            for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+                with suppress(OSError, ValueError):  # no such file, or `max`
+                    words = " ".join((folder / name).read_text() for name in names).split()
+                    quota, period = map(int, words)
+                    granted = min(granted, quota / period if quota > 0 and period > 0 else inf)
+    return granted
 
 
 def _loop_runner(*, plain: bool) -> Callable[[Coroutine[Any, Any, None]], object]:

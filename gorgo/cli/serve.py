@@ -41,6 +41,12 @@ def serve(
             metavar="N|auto", show_default=False, help="Processes that serve as one router; auto: one per processor."
         ),
     ] = None,
+    takeover: Annotated[
+        bool,
+        typer.Option(
+            "--takeover", help="Take the listeners of the router that runs with the same admin address; it then ends."
+        ),
+    ] = False,
     policy: launch.PolicyName = None,
     weights: options.Weights = None,
     state: launch.StateFile = None,
@@ -61,7 +67,7 @@ def serve(
     from gorgo.cli.validation import Overrides
     from gorgo.config.load import config_text, read_text
 
-    worker, inherited = launch.worker_start(), launch.inherited_listeners()
+    worker, inherited = launch.worker_start(plain=plain), launch.inherited_listeners()
     overrides = Overrides(
         environ=os.environ,
         admin_token=options.admin_token() if worker is None else worker[0].admin_token,
@@ -70,7 +76,7 @@ def serve(
         weights_file=weights,
         bind=_address("--bind", bind),
         admin_bind=_address("--admin-bind", admin_bind),
-        ports=worker is None and inherited is None,
+        ports=worker is None and inherited is None and not takeover,
     )
     if worker is not None:
         config, text = Path("--replica") if _chosen(context, replica) else config, worker[0].text
@@ -107,6 +113,10 @@ def serve(
     if worker is not None:
         start.run_worker(*worker, run_proxy)
         return
+    if takeover and inherited is None:
+        from gorgo.live.workers.takeover import inherit
+
+        inherited = inherit(started.config.proxy.admin_bind)
     number = launch.processes_of(processes, started.config)
     if number == 1 and inherited is None:
         start.run(started, run_proxy, shown)

@@ -239,6 +239,8 @@ class ProxyConfig:
     region: Name
     policy: Text = "gorgo-ms"
     weights: Mapping[Text, Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=dict)
+    #: So many requests of a thousand go to any eligible replica, so that a log of decisions says what others would do.
+    explore: Annotated[float, Field(ge=0, le=1000)] = 0.0
     #: Scores each decision and changes none.
     shadow_policy: Text | None = None
     learning: Annotated[LearningConfig, AfterValidator(_trainable)] = field(default_factory=LearningConfig)
@@ -308,6 +310,26 @@ class OverloadConfig:
     slow_start_s: NotNegative = 10.0
 
 
+def _bounded(scaling: ScalingConfig) -> ScalingConfig:
+    if scaling.min_replicas > scaling.max_replicas:
+        raise ValueError("max_replicas of at least min_replicas")
+    return scaling
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingConfig:
+    """The wanted number of replicas per region and model; without `ttft_ms` none is said."""
+
+    ttft_ms: Positive | None = None
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    startup_s: Positive = 240.0
+    min_replicas: Count = 1
+    max_replicas: Annotated[int, Field(ge=1, le=1024)] = 64
+    #: Shared beginnings of prompts that a new replica is sent; 0 retains none.
+    warm_prompts: Annotated[int, Field(ge=0, le=64)] = 0
+
+
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
@@ -357,4 +379,5 @@ class Config:
     models: tuple[Annotated[ModelConfig, AfterValidator(_with_tokenizer)], ...] = ()
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
+    scaling: Annotated[ScalingConfig, AfterValidator(_bounded)] = field(default_factory=ScalingConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)

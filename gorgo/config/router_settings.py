@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from gorgo.config.fleet import ReplicaConfig
-from gorgo.config.model import Config, LearningConfig, LimitsConfig, OverloadConfig
+from gorgo.config.model import Config, LearningConfig, LimitsConfig, OverloadConfig, ScalingConfig
 from gorgo.config.values import STALE_INTERVALS
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.policy.interface import USUAL_SCRAPE_S
+from gorgo.core.scaling import ScalingLimits
 from gorgo.core.training.model import TrainingSpec
 
 #: Hedges in five minutes however few requests there were: as many as one hung replica has of them at little traffic.
@@ -29,6 +30,7 @@ def router_limits(config: Config) -> RouterLimits:
         max_attempts=config.limits.max_attempts,
         continuations=config.limits.continuations,
         max_in_flight=config.limits.max_in_flight,
+        explore=proxy.explore / 1000,
         sampled_replicas=config.limits.sampled_replicas,
         stale_after_s=STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s or USUAL_SCRAPE_S),
         max_index_blocks=config.limits.prefix_index_blocks,
@@ -71,6 +73,19 @@ def _overload_limits(overload: OverloadConfig) -> OverloadLimits:
         shed_on_objective=overload.shed_on_objective,
         slo_e2e_s=None if overload.slo_e2e_ms is None else overload.slo_e2e_ms / 1e3,
         no_replica_wait_s=overload.no_replica_wait_s,
+    )
+
+
+def scaling_limits(scaling: ScalingConfig) -> ScalingLimits | None:
+    """Return what a group of replicas has to reach; `None` without an objective."""
+    if scaling.ttft_ms is None:
+        return None
+    return ScalingLimits(
+        ttft_s=scaling.ttft_ms / 1e3,
+        share=scaling.share,
+        startup_s=scaling.startup_s,
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
     )
 
 

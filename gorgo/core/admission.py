@@ -414,6 +414,7 @@ class AdmissionController:
             and predicted is not None
             and misses_deadline(predicted, waited_s=waited_s, deadline_s=deadline_s, limits=self._limits)
         ):
+            evaluation.replica.shed_prefill_s += float(predicted.prefill_s.min())
             return deadline_exceeded(request, self._retry_after_s(now))
         if has_capacity:
             return self._dispatcher.dispatch(state, evaluation, now=now)
@@ -511,6 +512,7 @@ class AdmissionController:
             # Nothing was queued: earlier events gave this request no capacity.
             self.needs_drain, self._drained_s = False, now
         if len(self.queue) >= self._limits.queue_max_requests:
+            self._count_shed(queued)
             return queue_full(request, self._limits.queue_max_requests, self._retry_after_s(now))
         self.queue.add(queued)
         self._shed_timers.arm(queued)
@@ -562,7 +564,14 @@ class AdmissionController:
 
     def _shed(self, queued: QueuedRequest, now: float) -> Reject:
         self.queue.remove(queued)
+        self._count_shed(queued)
         return deadline_exceeded(queued.state.request, self._retry_after_s(now))
+
+    def _count_shed(self, queued: QueuedRequest) -> None:
+        """Count the work of a shed request where it would have gone: no queue has it any more."""
+        replica = self._fleet.replicas.get(queued.preferred or "")
+        if replica is not None:
+            replica.shed_prefill_s += queued.prefill_s
 
     def _without_replica(self, queued: QueuedRequest, now: float) -> Reject | None:
         if queued.no_replica_since_s is None:

@@ -185,6 +185,8 @@ class RouterLimits:
         Quotas.
     fallbacks:
         Next best replicas in each Dispatch, for a gateway that retries by itself; 0 where the Router retries.
+    explore:
+        Share of requests whose first attempt goes to any eligible replica, by chance (`core.dispatch.dispatcher`).
     sampled_replicas:
         Candidates that a policy with a cost compares where there are more than sixteen times as many
         (`core.dispatch.dispatcher`).
@@ -213,6 +215,7 @@ class RouterLimits:
     region_window_s: float = 30.0
     clients: ClientRules = field(default_factory=ClientRules)
     fallbacks: int = 0
+    explore: float = 0.0
     sampled_replicas: int = 128
     max_routes: int = 100_000
     route_ttl_s: float = 3600.0

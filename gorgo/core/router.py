@@ -180,7 +180,17 @@ class Router:
             apply_limits=self._apply_limits,
         )
         self.view = RouterView(
-            fleet, table, request_filter.slow_start, regions, index, found_shares, updater, dispatcher, poison
+            fleet,
+            table,
+            request_filter.slow_start,
+            regions,
+            index,
+            found_shares,
+            updater,
+            dispatcher,
+            poison,
+            admission,
+            self.samples,
         )
         self.peers = PeerGroup(
             fleet,

@@ -8,7 +8,10 @@ in flight.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from types import MappingProxyType
+
+import numpy as np
 
 from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
@@ -16,15 +19,16 @@ from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, PoisonPrompt, 
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
-from gorgo.core.fleet.replica import Replica, ReplicaSpec, one_way_s, record_connection
+from gorgo.core.fleet.replica import Columns, HealthState, Replica, ReplicaSpec, one_way_s, record_connection
 from gorgo.core.fleet.request_filter import RequestFilter, SlowStart
 from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
 from gorgo.core.latency.decode import relative_to_others
+from gorgo.core.latency.prefill import faded
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, ReplicaRestarted
 from gorgo.core.messages.decision import CacheSourceStats, Decision
 from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, PushedFeed
-from gorgo.core.messages.request import EngineSample, OpenConnection
+from gorgo.core.messages.request import EngineSample, OpenConnection, SampleRing
 from gorgo.core.peers.group import PeerGroup
 from gorgo.core.policy.interface import (
     HasRoutes,
@@ -39,6 +43,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
 from gorgo.core.prefix.residency import FoundShares
+from gorgo.core.scaling import Group, GroupEvidence, ServedRequest
 from gorgo.core.training.learning import Learning, OutcomeRecorder, find_learner
 
 
@@ -176,6 +181,8 @@ class RouterView:
         Has the retained decisions.
     poison:
         Has the prompts that replicas went down under.
+    admission, samples:
+        Have the requests that wait, and those that have ended.
     """
 
     def __init__(
@@ -189,6 +196,8 @@ class RouterView:
         prefix_updater: PrefixUpdater,
         dispatcher: Dispatcher,
         poison: PoisonPrompts,
+        admission: AdmissionController,
+        samples: SampleRing,
     ) -> None:
         self._fleet = fleet
         self._table = table
@@ -199,6 +208,8 @@ class RouterView:
         self._prefix_updater = prefix_updater
         self._dispatcher = dispatcher
         self._poison = poison
+        self._admission = admission
+        self._samples = samples
 
     def snapshots(self, *, now: float) -> list[ReplicaSnapshot]:
         """Return a row per replica, in the order in which they joined."""
@@ -261,6 +272,37 @@ class RouterView:
         """Return the last decisions, newest first."""
         return self._dispatcher.newest_decisions(limit)
 
+    def scaling_evidence(self, *, now: float) -> dict[Group, GroupEvidence]:
+        """Return what is known of each group of replicas that is scaled as one."""
+        waiting: dict[str | None, float] = {}
+        for queued in self._admission.queue.requests.values():
+            waiting[queued.preferred] = waiting.get(queued.preferred, 0.0) + queued.prefill_s
+        groups: dict[Group, list[Replica]] = {}
+        for replica in self._fleet.replicas.values():
+            groups.setdefault(_group(replica), []).append(replica)
+        columns = self._fleet.all_loads(now=now)
+        return {group: _evidence(members, self._fleet, columns, waiting, now) for group, members in groups.items()}
+
+    def served_since(self, seq: int, *, limit: int) -> dict[Group, list[ServedRequest]]:
+        """Return the newest requests after sample `seq` that had a first token, oldest first, by their group."""
+        found: dict[Group, list[ServedRequest]] = {}
+        newest = self._samples.newest(min(max(self._samples.last_seq - seq, 0), limit))
+        for sample in reversed(newest):
+            replica, parts = self._fleet.replicas.get(sample.replica), sample.ttft_parts_ms
+            if replica is None or parts is None or sample.ttft_ms is None:
+                continue
+            prefill_s, ttft_s = parts["prefill"] / 1e3, sample.ttft_ms / 1e3
+            found.setdefault(_group(replica), []).append(
+                ServedRequest(
+                    arrived_s=sample.finished_s - sample.e2e_s,
+                    prefill_s=prefill_s,
+                    network_s=parts["network"] / 1e3,
+                    stay_s=sample.e2e_s - ttft_s + prefill_s,
+                    ttft_s=ttft_s,
+                )
+            )
+        return found
+
     def _snapshot(
         self, replica: Replica, overdue: Sequence[tuple[float, Attempt]], decode_slowdown: float | None, now: float
     ) -> ReplicaSnapshot:
@@ -275,6 +317,33 @@ class RouterView:
             overdue=[(overdue_s, attempt.request.request_id) for overdue_s, attempt in overdue],
             now=now,
         )
+
+
+def _group(replica: Replica) -> Group:
+    models = replica.models
+    return Group(replica.spec.region, models[0] if models else None)
+
+
+def _evidence(
+    members: Sequence[Replica], fleet: Fleet, columns: Columns, waiting: Mapping[str | None, float], now: float
+) -> GroupEvidence:
+    """Return what is known of the replicas of a group; `columns` have the load of all routers."""
+    own, slots = fleet.columns, [each.slot for each in members]
+    serving = [each for each in members if not each.draining and each.health.state is HealthState.HEALTHY]
+    shares = zip(own.prefill_share[slots].tolist(), own.prefill_share_s[slots].tolist(), strict=True)
+    drained_s = zip(slots, columns.drained_at_s[slots].tolist(), strict=True)
+    requests, tokens = float(columns.in_flight_requests[slots].sum()), float(columns.in_flight_tokens[slots].sum())
+    bounds = own.max_running_requests[slots], own.kv_capacity_tokens[slots] * requests / max(tokens, 1.0)
+    known = [float(np.nanmean(each)) for each in bounds if not np.isnan(each).all()]
+    return GroupEvidence(
+        replicas=len(serving),
+        work=sum(faded(share, now - since_s) for share, since_s in shares),
+        shed_s=sum(each.shed_prefill_s for each in members),
+        backlog_s=sum(max(0.0, at_s - now - one_way_s(own, slot)) for slot, at_s in drained_s)
+        + sum(waiting.get(each.spec.name, 0.0) for each in members),
+        prefills=max((each.prefill_queue.speed.parallel.count for each in serving), default=1),
+        slots=min([each for each in known if each >= 1.0], default=inf),
+    )
 
 
 def _decode_slowdowns(replicas: Iterable[Replica]) -> dict[Replica, float | None]:

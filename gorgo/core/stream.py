@@ -294,8 +294,9 @@ def error_status(name: str, data: Json) -> int | None:
         finish = _mapping(_mapping(data["meta_info"]).get("finish_reason"))
         if finish.get("type") in _BROKEN_OFF:
             return _status_of(finish)
-    if "choices" in data and any(choice.get("finish_reason") in _BROKEN_OFF for choice in _each(data["choices"])):
-        return 500
+    for choice in _each(data.get("choices")):
+        if choice.get("finish_reason") in _BROKEN_OFF:
+            return 500
     error = data.get("error")
     if not error and "response" in data:
         error = _mapping(data["response"]).get("error")
@@ -346,7 +347,11 @@ def parse_event(data: bytes) -> Json:
 
 def _each(values: Any) -> list[Json]:
     """The objects in a list; empty where the shape is another."""
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    if not isinstance(values, list):
+        return []
+    if len(values) == 1 and isinstance(values[0], dict):  # as of nearly every event
+        return values
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _mapping(value: Any) -> Json:

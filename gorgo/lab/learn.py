@@ -1,6 +1,6 @@
 """Training from an outcome log: a model of all rows, its error on later rows, and what each feature adds.
 
-Owns the evaluation, and the reading of the proxy's outcome log as rows. Leaves models and training to `gorgo.learning`.
+Owns the evaluation, and the rows that an outcome log is to a training. Leaves models and training to `gorgo.learning`.
 
 Theory of operation. The newest fifth is held out: a model in use predicts what comes after its training. A feature adds
 what the error grows by when its column is constant, in the training and in the test.
@@ -8,26 +8,25 @@ what the error grows by when its column is constant, in the training and in the 
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from gorgo.core.fleet.replica import accelerator_name
 from gorgo.core.record import record
-from gorgo.core.training.features import ACCELERATOR
+from gorgo.core.training.features import ACCELERATOR, feature_table
 from gorgo.core.training.model import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import TraceError
-from gorgo.lab.request_log import json_object, read_lines, rotated_files
+from gorgo.lab.decisions import SCHEMAS, OutcomeLines, candidates_of, chosen_at, fail_at, flag_at, number_at
 from gorgo.learning.models.residual import PRIOR
 from gorgo.learning.trainer import errors, fit
-from gorgo.live.telemetry.outcome_log import SCHEMA
+from gorgo.policies.learned.gorgo_residual import GorgoResidual
 
 #: Share of the rows that is held out.
 HELD_OUT = 0.2
@@ -136,7 +135,7 @@ def _constant(rows: TrainingRows, column: int, value: float) -> TrainingRows:
     return replace(rows, features=features)
 
 
-# The proxy's outcome log as rows for a training: the form of `gorgo.live.telemetry.outcome_log`.
+# The proxy's outcome log as rows for a training: its lines as `gorgo.lab.decisions` reads them.
 
 
 #: Newest rows that are read: ten rounds of the largest buffers of Lodestar.
@@ -182,72 +181,63 @@ def read_outcomes(path: Path, names: tuple[str, ...]) -> LoggedOutcomes:
 
     Raises `TraceError`, which names file and line, for lines that are not the proxy's, and for a log without a row.
     """
-    reader = _Reader(names)
+    lines, row_of = OutcomeLines(SCHEMAS), _Rows(names)
     rows: deque[_Row] = deque(maxlen=MAX_ROWS)
-    count = 0
-    for file in rotated_files(path):
-        for row in reader.read(file):
+    read = 0
+    for entry, where in lines.read(path):
+        read += 1
+        row = row_of(entry, where)
+        if row is not None:
             rows.append(row)
-            count += 1
     if not rows:
         raise TraceError(f"{path}: the outcome log has no attempt with an answer or a failure")
-    return LoggedOutcomes(_columns(names, list(rows)), reader.left_out + count - len(rows), reader.cut_lines)
+    return LoggedOutcomes(_columns(names, list(rows)), read - len(rows), lines.cut_lines)
 
 
-class _Reader:
+class _Rows:
+    """Makes a row of a line, `None` of one that a training cannot use."""
+
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
-        self._has_header = False
-        self.left_out = 0
-        self.cut_lines = 0
+        self._plain = tuple(name for name in names if name != PRIOR)
+        self._residual = GorgoResidual() if PRIOR in names else None
 
-    def read(self, path: Path) -> Iterator[_Row]:
-        for number, line in enumerate(read_lines(path, "an outcome log"), start=1):
-            where = f"{path}, line {number}"
-            entry = json_object(line)
-            if entry is not None and "gorgo_outcome_log" in entry:
-                if entry["gorgo_outcome_log"] != SCHEMA:
-                    _fail(where, "gorgo_outcome_log", entry["gorgo_outcome_log"], f"{SCHEMA}, which this GORGO reads")
-                self._has_header = True
-                continue
-            if entry is None and (self._has_header or number == 1):
-                self.cut_lines += 1  # by a full disk or a killed process; the first line may be a cut header
-                continue
-            if entry is None or not self._has_header:
-                raise TraceError(f"{where}: expected the header of an outcome log, gorgo_outcome_log")
-            row = self._row(entry, where)
-            if row is None:
-                self.left_out += 1
-            else:
-                yield row
-
-    def _row(self, entry: Mapping[str, Any], where: str) -> _Row | None:
+    def __call__(self, entry: Mapping[str, Any], where: str) -> _Row | None:
         unstreamed = entry.get("unstreamed", False)  # a log of earlier versions has streams alone
         if unstreamed is None or (entry.get("ttft_s") is None and unstreamed is False):
             return None
-        censored, group, chosen = entry.get("censored"), entry.get("group"), entry.get("chosen")
-        if not isinstance(censored, bool):
-            _fail(where, "censored", censored, "true or false")
+        censored = flag_at(entry, "censored", where)
+        unstreamed = flag_at({"unstreamed": unstreamed}, "unstreamed", where)
+        group = entry.get("group")
         if not isinstance(group, int) or not -(2**63) <= group < 2**63:
-            _fail(where, "group", group, "a whole number of 64 bits")
-        if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 0:
-            _fail(where, "chosen", chosen, "the place of the chosen candidate")
-        if not isinstance(unstreamed, bool):
-            _fail(where, "unstreamed", unstreamed, "true or false")
+            fail_at(where, "group", group, "a whole number of 64 bits")
         return _Row(
-            features=tuple(_feature(entry.get("features"), name, chosen, where) for name in self._names),
-            dispatched_s=_number(entry, "dispatched_s", where),
+            features=self._features(entry, chosen_at(entry, where), where),
+            dispatched_s=number_at(entry, "dispatched_s", where),
             # Of an answer in one piece the time to its end is learned.
-            ttft_s=_number(entry, "e2e_s" if unstreamed and not censored else "ttft_s", where),
+            ttft_s=number_at(entry, "e2e_s" if unstreamed and not censored else "ttft_s", where),
             tpot_s=_number_or_nan(entry, "tpot_s", where),
-            e2e_s=_number(entry, "e2e_s", where),
+            e2e_s=number_at(entry, "e2e_s", where),
             output_tokens=_number_or_nan(entry, "output_tokens", where),
             cached_tokens=_number_or_nan(entry, "cached_tokens", where),
-            prompt_tokens=_number(entry, "prompt_tokens", where),
+            prompt_tokens=number_at(entry, "prompt_tokens", where),
             censored=censored,
             group=group,
             unstreamed=unstreamed,
         )
+
+    def _features(self, entry: Mapping[str, Any], chosen: int, where: str) -> tuple[float, ...]:
+        """Return the features of the candidate chosen; a log of earlier versions has them as they are."""
+        if "columns" not in entry:
+            return tuple(_feature(entry.get("features"), name, chosen, where) for name in self._names)
+        names, table = candidates_of(entry, where)
+        if chosen >= len(names):
+            fail_at(where, "chosen", chosen, f"less than the number of candidates, which is {len(names)}")
+        request, candidates = table.request(str(entry.get("request_id"))), table.candidates(names)
+        found = dict(zip(self._plain, feature_table(self._plain, request, candidates)[chosen].tolist(), strict=True))
+        if self._residual is not None:
+            found[PRIOR] = float(self._residual.features(request, candidates)[chosen, -1])
+        return tuple(found[name] for name in self._names)
 
 
 def _columns(names: tuple[str, ...], rows: list[_Row]) -> TrainingRows:
@@ -284,7 +274,7 @@ def _feature(features: object, name: str, chosen: int, where: str) -> float:
         return 1.0  # a log of earlier versions has streams alone
     value = cells[chosen] if isinstance(cells, list) and chosen < len(cells) else cells
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        _fail(where, f"features.{name}", value, "a number, or one per candidate")
+        fail_at(where, f"features.{name}", value, "a number, or one per candidate")
     return float(value)
 
 
@@ -292,16 +282,5 @@ def _accelerator(key: str) -> str:
     return accelerator_name(key.removeprefix(ACCELERATOR))
 
 
-def _number(entry: Mapping[str, Any], key: str, where: str) -> float:
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        _fail(where, key, value, "a number of at least 0")
-    return float(value)
-
-
 def _number_or_nan(entry: Mapping[str, Any], key: str, where: str) -> float:
-    return nan if entry.get(key) is None else _number(entry, key, where)
-
-
-def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:
-    raise TraceError(f"{where}: {key} is {json.dumps(value, default=str)[:60]}; expected {expected}")
+    return nan if entry.get(key) is None else number_at(entry, key, where)

@@ -33,6 +33,7 @@ from gorgo.live.policy_training import PolicyTraining
 from gorgo.live.prompt_tokens import PromptTokens, read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.request_options import ClientPolicies, read_client_keys
+from gorgo.live.scaling import ScalingService
 from gorgo.live.served_models import ModelLists, ServedModels
 from gorgo.live.state import INTERNAL_VARIABLE, PROXY, FrontEndKind, LiveState, Replicas, Routing, Telemetry
 from gorgo.live.telemetry.health import HealthLog
@@ -118,12 +119,14 @@ def build_live(
     local_peers = None
     if link is not None:
         router.quotas.shared = link.counts
-        if peer_store is None:
-            from gorgo.live.peer_store.local import LocalPeers
+        from gorgo.live.peer_store.local import LocalPeers
 
-            local_peers = LocalPeers(link, router, gateway, clock, key_id=fingerprinter.key_id)
+        local_peers = LocalPeers(link, router, gateway, clock, key_id=fingerprinter.key_id, store=peer_store)
+        if peer_store is None:
             metrics.peers.read = local_peers.measures
     models = ServedModels(config)
+    scaling = ScalingService(router, clock, config.scaling)
+    metrics.wanted.read = scaling.wanted
     prompt_tokens = PromptTokens(
         tokens_of,
         router.caches.block_sizes,
@@ -152,6 +155,7 @@ def build_live(
         body_workers=BodyWorkers(fingerprinter),
         prompt_tokens=prompt_tokens,
         uploads=UploadCounter(router),
+        scaling=scaling,
         client_keys=client_keys,
         peer_store=peer_store,
         local_peers=local_peers,

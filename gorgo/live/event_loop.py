@@ -124,7 +124,7 @@ class RouterGateway:
         self._clock = clock
         self._on_fleet_event = on_fleet_event
         #: Called with each dispatch, hedges included, after its reservation.
-        self.on_dispatch: Callable[[Dispatch], None] | None = None
+        self.on_dispatch: list[Callable[[Dispatch], None]] = []
         #: Whose next connections have changed. They are reported before an event that may dispatch: of the two changes
         #: of a request most decisions read neither.
         self.stale_connections: list[Stale] = []
@@ -232,8 +232,9 @@ class RouterGateway:
             each.refresh()
 
     def _report_dispatch(self, action: Action | None) -> None:
-        if self.on_dispatch is not None and isinstance(action, Dispatch | Hedge | Continue):
-            self.on_dispatch(action if isinstance(action, Dispatch) else action.dispatch)
+        if self.on_dispatch and isinstance(action, Dispatch | Hedge | Continue):
+            for observe in self.on_dispatch:
+                observe(action if isinstance(action, Dispatch) else action.dispatch)
 
     def _set_timer(self, timer: asyncio.TimerHandle | None, due_s: float) -> None:
         if self._timer is not None:

@@ -3,11 +3,13 @@
 Owns the life of one process, seen from the event loop. `helper_worker` is the end inside the process, and owns the form
 of what passes between them.
 
-Theory of operation. The process starts with its first job, below the proxy's priority and without the keys and tokens
-of the environment. Jobs are done one after the other. There is one way to fail: the process has ended. One that is
-stopped, or frozen, or takes too long over an answer is killed by a timer, which is its end. A job in progress at an end
-is done again by a new process, once, because a job that ends every process must not be repeated for ever. A helper that
-has a state of its own (`again=False`) cannot do that: its owner learns of the failure and starts another.
+Theory of operation. The process starts with its first job, without the keys and tokens of the environment. It goes
+below the proxy's priority once it has started: a start takes a quarter of a second of processor time, of which a
+process below the others would get a hundredth where ten of them run on each core. Jobs are done one after the other.
+There is one way to fail: the process has ended. One that is stopped, or frozen, or takes too long over an answer is
+killed by a timer, which is its end. A job in progress at an end is done again by a new process, once, because a job
+that ends every process must not be repeated for ever. A helper that has a state of its own (`again=False`) cannot do
+that: its owner learns of the failure and starts another.
 """
 
 from __future__ import annotations
@@ -160,11 +162,8 @@ class HelperProcess:
             raise HelperFailed(f"could not be started: {error}") from None
         self._transport = transport
         self._process = process = Process(transport, protocol, loop)
-        with suppress(OSError):  # it has ended, or a sandbox forbids the call
-            own = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, process.pid, own + self._niceness)
         assert process.stdin is not None
-        process.stdin.write(frame(pickled(self._first)))
+        process.stdin.write(frame(pickled((self._niceness, self._first))))
         return process
 
     async def _end(self) -> None:

@@ -3,11 +3,12 @@
 Owns the form of what passes over the two pipes and the life of the process inside. `helper_process` is the other end.
 It imports nothing of asyncio, so that a process starts quickly.
 
-Theory of operation. Everything that passes is a frame: eight bytes of length, then that many bytes. First comes one
-pickled value, which prepares the work. Then each job is a fixed number of frames, whose bytes are the worker's matter.
-Its answers are pickled, one per frame, and an empty frame ends them. Both ends are this program's own. The process
-ends as soon as nobody can write jobs any longer, in the middle of a job too, so it never outlives its parent. It
-ignores the signals that stop its parent, which may still need it.
+Theory of operation. Everything that passes is a frame: eight bytes of length, then that many bytes. First comes a
+pickled pair: how far the process goes below its parent's priority, and the value which prepares the work. Then each job
+is a fixed number of frames, whose bytes are the worker's matter. Its answers are pickled, one per frame, and an empty
+frame ends them. Both ends are this program's own. The process ends as soon as nobody can write jobs any longer, in the
+middle of a job too, so it never outlives its parent. It ignores the signals that stop its parent, which may still need
+it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 #: Length of a frame.
@@ -51,11 +53,14 @@ def read_frame(source: BinaryIO) -> bytes | None:
 
 
 def do_jobs(prepare: Callable[[Any], Work], frames: int, jobs: BinaryIO, answers: BinaryIO) -> None:
-    """Do jobs of `frames` frames until `jobs` ends. `prepare` gets the first value and returns what does a job."""
+    """Do jobs of `frames` frames until `jobs` ends. `prepare` gets the value and returns what does a job."""
     first = read_frame(jobs)
     if first is None:
         return
-    work = prepare(pickle.loads(first))
+    niceness, value = pickle.loads(first)
+    work = prepare(value)
+    with suppress(OSError):  # a sandbox forbids the call
+        os.nice(niceness)
     while True:
         job = [read_frame(jobs) for _ in range(frames)]
         if None in job:

@@ -35,10 +35,11 @@ from gorgo.live.build import build_live
 from gorgo.live.control.state_file import PersistedState, StateFile
 from gorgo.live.event_loop import first_of
 from gorgo.live.fleet_sources.service import FleetSources
+from gorgo.live.huge_pages import use_huge_pages
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
-from gorgo.live.monitor.fleet_monitor import FleetMonitor, probe_all, probe_overdue, run_timers
+from gorgo.live.monitor.fleet_monitor import FleetMonitor, learn_all, probe_overdue, run_timers, warm_replica
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
 from gorgo.live.reload.file_watch import ConfigFile
@@ -219,7 +220,8 @@ class ProcessOptions:
     text: bytes = b""
 
 
-# Signals of a process: the first stops it in order, the second at once, SIGHUP reloads.
+# Signals of a process: the first stops it in order, the second at once, SIGHUP reloads. SIGUSR2 is for the parent of
+# several processes: elsewhere its default would end the process and every stream with it.
 
 
 @contextmanager
@@ -234,6 +236,8 @@ def stop_signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, async
     handlers: dict[signal.Signals, Callable[[], object]] = {signal.SIGTERM: on_signal, signal.SIGINT: on_signal}
     if file is not None and hasattr(signal, "SIGHUP"):  # not on Windows
         handlers[signal.SIGHUP] = file.request_reload
+    if hasattr(signal, "SIGUSR2"):
+        handlers[signal.SIGUSR2] = _refuse_takeover
     try:
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
@@ -247,6 +251,11 @@ def stop_signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, async
         for number in handlers:
             with suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
+
+
+def _refuse_takeover() -> None:
+    reason = "SIGUSR2 is for the parent of several processes (proxy.processes); this one goes on"
+    log("takeover_failed", level=logging.WARNING, reason=reason)
 
 
 def _pass_signal(loop: asyncio.AbstractEventLoop, handler: Callable[[], object], *_: object) -> None:
@@ -345,17 +354,21 @@ async def _run(
 ) -> None:
     environ, link = options.environ, options.link
     addresses = ServerAddresses(front_end.address, address_of(admin), tls=state.served_tls is not None)
+    # The second one is set too when the listeners and files are a successor's.
     closing, admin_closing = asyncio.Event(), asyncio.Event()
     monitors = [ReplicaMonitor(state, target) for target in state.replicas.targets.values()]
-    await asyncio.gather(probe_all(monitors), state.routing.training.start())
+    await asyncio.gather(learn_all(monitors, link), state.routing.training.start())
     async with asyncio.TaskGroup() as tasks:
         fleet_monitor = FleetMonitor(tasks)
         while monitors:  # moved, so that a removed replica is not referenced here
             fleet_monitor.start(monitors.pop())
         state.routing.models.read_all = fleet_monitor.read_models
-        loops = [tasks.create_task(run_timers(state.routing)), tasks.create_task(_when_leading(link, _train(state)))]
+        loops = [tasks.create_task(run_timers(state.routing))]
+        loops.append(tasks.create_task(_when_leading(link, _train(state), unless=admin_closing)))
         loops.append(tasks.create_task(state.routing.control.run()))
+        loops.append(tasks.create_task(use_huge_pages()))
         loops.append(tasks.create_task(probe_overdue(state.routing, fleet_monitor)))
+        loops.append(tasks.create_task(state.routing.scaling.run(partial(warm_replica, state))))
         loops.append(tasks.create_task(state.replicas.pushes.run(state.replicas.push_sources)))
         for line_log in state.telemetry.line_logs:
             tasks.create_task(line_log.run())
@@ -379,7 +392,7 @@ async def _run(
             if not link.leads:
                 loops.append(tasks.create_task(_when_leading(link, _take_files(state, options))))
         operators = serve_asgi(BoundedBodies(app), admin, admin_closing, limits, plain=state.plain)
-        serving = tasks.create_task(_when_leading(link, operators))
+        serving = tasks.create_task(_when_leading(link, operators, unless=admin_closing))
         if link is not None:
             link.ready()
         if ready is not None:
@@ -391,13 +404,13 @@ async def _run(
         await front_end.end_exchanges(stop_now)
         closing.set()
         admin_closing.set()
-        if link is not None and link.leads:
-            await link.wait_for_others(state.limits.shutdown_grace_s)  # their last lines are written here
+        if link is not None:
+            await link.end_lead()
         for line_log in state.telemetry.line_logs:
             line_log.stop()
         for loop in loops:
             loop.cancel()
-        if link is not None and not link.leads:
+        if link is not None and not link.leads_now.is_set():
             serving.cancel()  # the listener is another worker's
         fleet_monitor.stop_all()
 
@@ -430,12 +443,15 @@ async def _until_stopped(state: LiveState, link: WorkerLink, stop: asyncio.Event
                     return
 
 
-async def _when_leading(link: WorkerLink | None, work: Coroutine[Any, Any, None]) -> None:
-    """Do what is done once for all workers of a router, from when this process leads."""
+async def _when_leading(
+    link: WorkerLink | None, work: Coroutine[Any, Any, None], *, unless: asyncio.Event | None = None
+) -> None:
+    """Do what is done once for all workers of a router, from when this process leads; not if `unless` is set then."""
     try:
         if link is not None:
             await link.leads_now.wait()
-        await work
+        if unless is None or not unless.is_set():
+            await work
     finally:
         work.close()
 
@@ -471,8 +487,7 @@ def record_outcomes(path: Path, state: LiveState) -> LineLog:
         log = outcome_log(LinesForLeader(path, "outcome_log", state.link), count=count_nothing)
     else:
         log = outcome_log(_outcome_file(path, state), count=state.telemetry.metrics.outcome_log)
-    accelerators = (row.accelerator for row in state.config.replicas if row.accelerator is not None)
-    state.routing.router.settings.record_outcomes(OutcomeLog(log.add, accelerators))
+    state.routing.router.settings.record_outcomes(OutcomeLog(log.add))
     return log
 
 
@@ -483,9 +498,12 @@ def _outcome_file(path: Path, state: LiveState) -> LineOutput:
 
 
 async def _take_files(state: LiveState, options: ProcessOptions) -> None:
-    """Write the files of the router from now on: the worker that led before has ended."""
+    """Write the files of the router from now on: the worker that led before has ended.
+
+    The state file is a successor's where there is one, which appends to the same logs.
+    """
     telemetry = state.telemetry
-    if options.state_file is not None:
+    if options.state_file is not None and options.link is not None and not options.link.retiring.is_set():
         await state.routing.control.write_to(options.state_file)
     try:
         if options.request_log is not None and telemetry.request_log is not None:

@@ -84,6 +84,7 @@ class SharedWork:
         link.on_question("config", self._take_config)
         link.on_question("metrics", self._metrics)
         link.on_question("loads", self._loads)
+        link.on_question("learned", monitors.learned)
         reloader.on_applied = self._publish_config
 
     async def run(self) -> None:

@@ -38,6 +38,7 @@ from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
 from gorgo.live.prompt_tokens import PromptTokens
 from gorgo.live.request_options import ClientKeys, ClientPolicies
+from gorgo.live.scaling import ScalingService
 from gorgo.live.served_models import ModelLists, ServedModels
 from gorgo.live.stored_responses import StoredResponses
 from gorgo.live.telemetry.health import ProbeHistory
@@ -188,6 +189,8 @@ class Routing:
     prompt_tokens: PromptTokens
     #: Bodies of requests that the Router does not know yet.
     uploads: UploadCounter
+    #: The wanted replicas, and the prompts that new ones are warmed with.
+    scaling: ScalingService
     #: Of the newest prompts, which says where they part.
     prompt_heads: PromptHeads = field(default_factory=PromptHeads)
     #: `None` while clients need no key.

@@ -53,7 +53,7 @@ class Random:
     def choose(
         self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
-        return Choice(int(rng.integers(len(candidates))))
+        return Choice(int(rng.integers(len(candidates))), uniform=True)
 
 
 class Nearest:

@@ -52,7 +52,7 @@ class LeastLoad:
     ) -> Choice:
         terms = {"in_flight_tokens": candidates.in_flight_tokens.copy(), **_reported(candidates)}
         cost = np.sum(list(terms.values()), axis=0)
-        return Choice(argmin_tiebreak(cost, cost, rng), terms, cost)
+        return Choice(argmin_tiebreak(cost, cost, rng), terms, cost, ties=cost)
 
 
 class LeastLoadFirstToken:
@@ -116,7 +116,7 @@ class LeastRequest:
         own = candidates.in_flight_requests.copy()
         excess = np.maximum(fill_unknown(candidates.running_requests) - own, 0.0)
         cost = own + excess
-        return Choice(argmin_tiebreak(cost, cost, rng), {"in_flight": own, "running_excess": excess}, cost)
+        return Choice(argmin_tiebreak(cost, cost, rng), {"in_flight": own, "running_excess": excess}, cost, ties=cost)
 
 
 class LeastRequestInFlight:

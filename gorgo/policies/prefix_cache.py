@@ -172,7 +172,7 @@ class LoadPrefix:
             "kv": weights["kv"] * fill_unknown(_usage(candidates)),
         }
         cost = terms["prefix"] + terms["queue"] + terms["kv"]
-        return Choice(argmin_tiebreak(cost, cost, rng), terms, cost)
+        return Choice(argmin_tiebreak(cost, cost, rng), terms, cost, ties=cost)
 
 
 def _relative(queued: Floats) -> Floats:

@@ -23,7 +23,7 @@ from tests.chaos.schedule import RECOVERY_S, Kind
 
 if TYPE_CHECKING:
     pass
-#: Requests that may be lost to a replica before the proxy has seen that it fails fast.
+#: Requests that may be lost to a replica before the proxy has seen that it fails fast, for each of its processes.
 LOST_FIRST = 5
 #: The same behind Envoy, which passes a wrong answer on as it comes: the picker knows of each from the access log,
 #: 50 ms after its end, and chooses the replica again meanwhile.
@@ -33,7 +33,7 @@ LOST_FIRST_BEHIND_ENVOY = 10
 def fast_failures(run: Run) -> tuple[str, list[str]]:
     """Return the figures of all fast failures, and each request that was lost to one beyond the first."""
     counts, wrong = [], []
-    first = LOST_FIRST_BEHIND_ENVOY if run.behind_envoy else LOST_FIRST
+    first = lost_first(run)
     for applied, lost in lost_fast(run):
         counts.append(len(lost))
         others = [note for note in lost if well_throughout(run, note.asked_s, note.ended_s)]
@@ -42,6 +42,11 @@ def fast_failures(run: Run) -> tuple[str, list[str]]:
             for note in others[first:]
         ]
     return f"{len(counts)} fast failures, at most {max(counts, default=0)} lost", wrong
+
+
+def lost_first(run: Run) -> int:
+    """Return how many requests a fast failure may cost."""
+    return LOST_FIRST_BEHIND_ENVOY if run.behind_envoy else LOST_FIRST * run.processes
 
 
 def lost_fast(run: Run) -> list[tuple[Applied, list[Note]]]:
@@ -134,6 +139,8 @@ class Run:
     passed: Mapping[str, Sequence[tuple[str, float]]] = field(default_factory=dict)
     #: Envoy and a picker stood in the place of the proxy.
     behind_envoy: bool = False
+    #: Processes of the proxy.
+    processes: int = 1
 
 
 def ends_once(run: Run) -> Finding:
@@ -194,7 +201,7 @@ def nothing_lost(run: Run) -> Finding:
 
 def fast_failures_bounded(run: Run) -> Finding:
     """A replica that answers at once, and wrongly, gets no more than its first requests while another one is well."""
-    first = LOST_FIRST_BEHIND_ENVOY if run.behind_envoy else LOST_FIRST
+    first = lost_first(run)
     return Finding(f"none but the first {first} lost to a fast failure", *fast_failures(run))
 
 

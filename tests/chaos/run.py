@@ -113,6 +113,7 @@ async def run_chaos(
         fleet=rows,
         passed={name: gate.passed for name, gate in fleet.gates.items()},
         behind_envoy=behind_envoy,
+        processes=2 if workers else 1,
     )
 
 

@@ -34,6 +34,7 @@ from tests.chaos.picker_faults import (
 from tests.chaos.picker_faults import SHORT as SHORT_FAULTS
 from tests.chaos.questions import CUT_OFF, OF_ENVOY, Ending, draw_questions, judge_behind_envoy
 from tests.chaos.report import print_report
+from tests.chaos.restarts import measure as measure_restarts
 from tests.chaos.run import BRIEF, SHORT, Plan, run_chaos
 from tests.chaos.run import SHORT as SHORT_CHAOS
 from tests.chaos.sidecar_kills import admin_listener, sidecar, start_forks
@@ -71,9 +72,11 @@ async def test_a_minute_of_chaos_breaks_nothing_on_the_http_of_stock_libraries(t
     await judged(SHORT, SEED, tmp_path, plain=True)
 
 
-async def judged(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False, plain: bool = False) -> Run:
+async def judged(
+    plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = False, plain: bool = False, workers: bool = False
+) -> Run:
     """A run in which nothing is violated, and all is judged but memory; what it found is printed where that fails."""
-    run = await run_chaos(plan, seed, folder, behind_envoy=behind_envoy, plain=plain)
+    run = await run_chaos(plan, seed, folder, behind_envoy=behind_envoy, plain=plain, workers=workers)
     findings = judge_run(run)
     if plain:  # hypercorn waits 75 s with a connection that its client has closed
         findings = [finding for finding in findings if finding.name != LEAK]
@@ -85,6 +88,22 @@ async def judged(plan: Plan, seed: int, folder: Path, *, behind_envoy: bool = Fa
         f"see the report{slow}"
     )
     return run
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+async def test_a_minute_of_chaos_on_two_processes_breaks_nothing(tmp_path: Path) -> None:
+    await judged(SHORT, SEED, tmp_path, workers=True)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(1200)
+async def test_twenty_successors_take_over_under_load_without_a_failed_request(tmp_path: Path) -> None:
+    found = await measure_restarts(tmp_path, restarts=20, rate=200.0, streams=200)
+    assert not found.failures, found.as_text()
+    assert len(found.restarts_s) == 20
+    assert found.least_open >= 190, "a stream that has ended is opened again"
+    assert found.requests > 20 * 200
 
 
 # --- The same faults with Envoy and a picker in the place of the proxy, and the picker's own: stalled, killed, slow.

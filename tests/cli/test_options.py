@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from gorgo.cli.app import app
-from gorgo.cli.launch import made_admin_token
+from gorgo.cli.launch import available_processors, made_admin_token
 from gorgo.cli.options import admin_token, api_key
 from gorgo.config.values import MIN_TOKEN_CHARS
 from tests.documents import commands
@@ -126,7 +126,7 @@ def test_there_are_no_more_places_of_options_than_a_page_lists() -> None:
     """An option that few set is a key of a settings file or of regions.yaml; 130 before the verbs of an operator.
 
     Ten are those of `serve` in `picker`, and twelve those of traces in other forms, sessions, windows and plots;
-    24 are those of `plan`, `diagnose`, a minute's report and processes.
+    25 are those of `plan`, `diagnose`, a minute's report, processes and their takeover, and seven those of `whatif`.
     """
     places = [
         (name, option.name)
@@ -135,7 +135,7 @@ def test_there_are_no_more_places_of_options_than_a_page_lists() -> None:
         for option in command.params
         if option.param_type_name == "option"
     ]
-    assert 100 < len(places) <= 238
+    assert 100 < len(places) <= 246
 
 
 # --- The admin token of a process that was given none: made, printed, and the same after a restart with a state file.
@@ -174,3 +174,30 @@ def test_folder_that_cannot_be_written_to_gives_a_token_for_this_process(tmp_pat
     token, words = made_admin_token(tmp_path / "none" / "state.json")
     assert words.startswith(f"made the token {token} for this process, because ")
     assert os.listdir(tmp_path) == []
+
+
+# --- `--processes auto`: the processors that a process may use, of a container with a limit not those of its machine.
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 64),
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"slice/unit/cpu.max": "200000 100000", "cpu.max": "max 100000"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ({"cpu/slice/unit/cpu.cfs_quota_us": "50000", "cpu/slice/unit/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu.max": "6400000 10000"}, 64),
+        ({"cpu.max": "0 0"}, 64),
+    ],
+)
+def test_processors_are_those_that_a_limit_grants(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "own").write_text("0::/slice/unit\n")
+    assert available_processors(tmp_path, tmp_path / "own") == expected

@@ -81,6 +81,12 @@ def test_good_file_loads() -> None:
     )
 
 
+def test_engine_of_a_replica_that_names_none_is_auto() -> None:
+    assert {replica.engine for replica in parse_config(GOOD.encode()).replicas} == {"auto"}
+    written = parse_config(changed("name: us-0", "name: us-0\n    engine: vllm").encode())
+    assert [replica.engine for replica in written.replicas] == ["vllm", "auto"]
+
+
 def test_region_inherits_each_deadline_that_it_does_not_set() -> None:
     text = changed("- name: eu\n", "- name: eu\n    limits: {first_token_timeout_s: 9}\n")
     config = parse_config(text.replace("max_attempts: 2", "connect_timeout_s: 7").encode())

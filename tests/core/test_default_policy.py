@@ -206,6 +206,49 @@ def test_mixed_traffic_is_as_quick_as_under_least_load_for_nearly_all_fleets_tha
     assert max(ratios) <= 2.0
 
 
+@pytest.mark.parametrize(
+    ("replicas", "rate", "decode_s"),
+    [(1, 1.358, (0.5, 6.0)), (2, 3.4262, (0.02, 0.1)), (3, 3.5313, (0.02, 0.1)), (4, 9.8918, (0.02, 0.1))],
+)
+def test_few_streams_a_second_are_not_held_back_until_there_is_a_verdict(
+    replicas: int, rate: float, decode_s: tuple[float, float]
+) -> None:
+    """Two engines behind each URL: too few requests overlap by themselves within ten seconds."""
+    of_policy, least = (
+        Run(
+            policy,
+            lambda tokens: 0.3 + tokens / 20_000,
+            engines=2,
+            replicas=replicas,
+            rate=rate,
+            decode_s=decode_s,
+            lasts_s=15.0,
+        )
+        for policy in ("gorgo-ms", "least-load")
+    )
+    assert of_policy.p95_s() <= 1.1 * least.p95_s()
+
+
+@pytest.mark.parametrize(("last_s", "begun"), [(10.5, 2), (10.9, 1)])
+def test_a_second_prefill_begins_beside_the_first_while_one_queue_is_doubted(last_s: float, begun: int) -> None:
+    limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=5))
+    router = make_router(policy="gorgo-ms", replicas=[timed("a")], limits=limits)
+    queue = router._fleet.replicas["a"].prefill_queue
+    queue.add("alone", arrives_s=0.0, prior_s=1.0, streamed=True)
+    queue.on_first_token("alone", engine_s=1.0)
+    # The token of the second of two that arrive together comes with the first's, or after another prefill.
+    for name in "xy":
+        queue.add(name, arrives_s=10.0, prior_s=0.5, streamed=True)
+    queue.on_first_token("x", engine_s=10.5)
+    queue.on_first_token("y", engine_s=last_s)
+    assert queue.speed.parallel.count == 1, "no verdict yet"
+    actions = []
+    for number in range(3):
+        request = a_request(f"r{number}", received_s=20.0, prompt_tokens=20_000, streamed=True)
+        actions.append(router.submit(request, now=20.0)[0])
+    assert [type(action) for action in actions] == [Dispatch] * begun + [Hold] * (3 - begun)
+
+
 @pytest.mark.parametrize("streamed", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("tokens_per_s", [6_000, 11_500, 40_000])
 def test_mixed_traffic_does_not_make_several_queues_of_one(streamed: float, tokens_per_s: int) -> None:

@@ -46,6 +46,7 @@ def test_bounds_are_those_of_the_design() -> None:
         "slow_start_s": 0.0,
         "region_window_s": 30.0,
         "fallbacks": 0,
+        "explore": 0.0,
         "sampled_replicas": 128,
     }
     assert OutlierLimits() == OutlierLimits(failures=3, base_s=5.0, max_s=60.0)

@@ -20,7 +20,7 @@ from gorgo.core.messages.kv_events import (
     KvEventBatch,
     KvTier,
 )
-from gorgo.core.messages.request import EngineSample, OpenConnection
+from gorgo.core.messages.request import EngineSample, OpenConnection, SampleRing
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.kv_source import token_bytes
 from gorgo.core.router_parts import RouterCaches, RouterReplicas, RouterSettings, RouterView
@@ -309,6 +309,8 @@ def view_of(parts: Parts) -> RouterView:
         parts.prefix_updater,
         parts.dispatcher,
         PoisonPrompts(),
+        parts.admission,
+        SampleRing("boot", 16),
     )
 
 

@@ -27,6 +27,7 @@ from experiments.tuning import TuningRun, TuningTask
 from experiments.variants import SOURCES, Source, Variant, find_variant
 from experiments.windows import SHORT_SIGHTED, PolicyTask, RatioTarget, Workload
 from gorgo.lab.datasets import AgentsShape, HerdShape, describe_trace, generate_requests, read_shape, shapes
+from gorgo.lab.sim.routers.group import DELAYS_S
 from gorgo.policies.registry import POLICIES
 from tests.documents import tables
 from tuner.offline.search import RunScore
@@ -180,6 +181,18 @@ def test_a_large_group_has_so_many_replicas_and_a_row_for_each_sharing(
     assert [row[:2] for row in rows] == [["none", "30"], ["store", "30"]]
     (one, _) = runs_of(["large"], Grid(seeds=(0,)))
     assert len(one.task.fleet.sim_fleet().replicas) == 24
+
+
+def test_a_router_of_several_processes_has_a_row_for_each_number_with_the_reports_of_one_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several, "PROCESSES", (2,))
+    assert main(["--only", "processes", "--jobs", "1", "--seeds", "1", "--scale", "0.02", "--out", str(tmp_path)]) == 0
+    ((_, rows),) = tables(capsys.readouterr().out)
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert all(re.fullmatch(r"\d+\.\d / \d+ / \d+\.\d\d", cell) for row in rows for cell in row[1:])
+    (_, two, *_) = runs_of(["processes"], Grid(seeds=(0,)))
+    assert (two.task.routers.report_delay_s, two.task.routers.sharing) == (DELAYS_S["local"], "local")
 
 
 def test_a_seed_and_a_trace_are_those_of_every_run() -> None:

@@ -593,6 +593,10 @@ NOT_STORED: Mapping[str, NotStored] = {
     "lodestar-index": NotStored("of an audit, in a script", "255eb35"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
+    "whatif-coverage": NotStored(
+        "a hundred simulated logs: `pytest -m system tests/lab/whatif/test_coverage.py` prints them", "438311f"
+    ),
+    "whatif-blocks": NotStored("one seed of one fleet, in a script", "438311f"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),

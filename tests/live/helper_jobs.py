@@ -21,6 +21,7 @@ LARGE_BYTES = 4 * 1024 * 1024
 
 def jobs(first: object) -> Work:
     """Return what does a job: a word and the path of a file, which exists once a process has begun such a job."""
+    at_start = os.getpriority(os.PRIO_PROCESS, 0)
 
     def work(word: bytes, path: bytes) -> Iterator[Any]:
         yield first, os.getpid()
@@ -37,7 +38,7 @@ def jobs(first: object) -> Work:
             end_s = time.process_time() + 60.0
             while time.process_time() < end_s:
                 pass
-        yield word
+        yield (at_start, os.getpriority(os.PRIO_PROCESS, 0)) if word == b"niceness" else word
 
     return work
 

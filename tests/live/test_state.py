@@ -398,7 +398,7 @@ def test_each_dispatch_is_observed_whoever_it_is_for() -> None:
 
     async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
         observed: list[Dispatch] = []
-        gateway.on_dispatch = observed.append
+        gateway.on_dispatch.append(observed.append)
         gateway.register("other", Exchange())
         sent = [dispatch("own"), dispatch("own", 2), dispatch("other"), dispatch("other", 2)]
         router.own = sent[0]

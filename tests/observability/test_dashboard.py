@@ -137,6 +137,8 @@ def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
     # Of one policy, of streams that were sent on, and of what is learned: `gorgo status` and the status page have them.
     beside |= {metric.name for metric in METRICS if metric.name.startswith(("gorgo_route", "gorgo_stream"))}
     beside |= {"gorgo_parallel_prefills"}
+    # An autoscaler reads it, and draws it beside the replicas that it has started.
+    beside |= {"gorgo_replicas_wanted"}
     # For dashboards that know OpenTelemetry's conventions, and not this router.
     beside |= {metric.name for metric in METRICS if metric.name.startswith("gen_ai_")}
     queried = {re.sub(r"_(bucket|sum|count)$", "", name) for target in TARGETS for name in target.names}

@@ -56,7 +56,7 @@ for document in json.load(sys.stdin):
         print(document["kind"], document["metadata"]["name"], error.json_path, *error.message.split())
 """
 #: Kinds that are no part of Kubernetes, by schemas of ours: those of their projects come with their controllers.
-EXTENSIONS = ("InferencePool", "HTTPRoute")
+EXTENSIONS = ("InferencePool", "HTTPRoute", "ScaledObject")
 #: Kinds of the Prometheus operator, which have no schema here.
 OPERATORS = ("ServiceMonitor", "PrometheusRule")
 

@@ -40,6 +40,11 @@ POOL = {"name": "i", "kind": "inference-pool", "pool": "qwen"}
 RESTRICTED = {"name": "m", "allowed_regions": ["local"]}
 FAIL_CLOSE = {"enabled": True, "inferencePool": {"failureMode": "FailClose"}}
 DNS = {"name": "d", "kind": "dns", "host": "engines", "port": 1}
+#: Replicas that follow the routers' number.
+SCALED_CONFIG = {"proxy": {"region": "eu"}, "regions": [{"name": "eu"}], "scaling": {"ttft_ms": 2000.0}}
+GROUP = {"name": "llama", "kind": "StatefulSet", "namespace": "engines", "model": "meta/llama", "maxReplicas": 8}
+BY_KEDA = {"by": "keda", "prometheus": "http://prometheus.monitoring:9090", "groups": [GROUP]}
+BY_HPA = {"by": "hpa", "groups": [{"name": "engines", "region": "us", "minReplicas": 2, "maxReplicas": 8}]}
 OUTSIDE = {**POD_SOURCE, "name": "o", "api": {"url": "https://elsewhere.example.org"}}
 
 CASES: Mapping[str, Mapping[str, Any]] = {
@@ -110,6 +115,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     },
     "picker alone": {"picker": {"enabled": True, "inferencePool": {"create": False, "name": "theirs"}}},
     "store without a password": {"shared": {"url": "redis://store:6379/0", "secret": "s", "passwordKey": ""}},
+    "replicas by keda": {"config": SCALED_CONFIG, "replicaScaling": BY_KEDA},
+    "replicas by hpa": {"config": SCALED_CONFIG, "replicaScaling": BY_HPA},
     "nothing": {
         "replicas": 1,
         "config": {
@@ -264,11 +271,51 @@ def test_time_to_drain_follows_the_configuration(helm: Environment) -> None:
             {"serviceMonitor": {"enabled": True}, "metrics": {"secret": "m"}},
             "serviceMonitor needs networkPolicy.prometheus",
         ),
+        ({"replicaScaling": BY_HPA}, "replicaScaling needs config.scaling.ttft_ms"),
+        (
+            {"config": SCALED_CONFIG, "replicaScaling": {**BY_KEDA, "prometheus": ""}},
+            "replicaScaling.prometheus: the address",
+        ),
+        ({"replicaScaling": {"by": "vpa"}}, "/replicaScaling/by"),
+        ({"replicaScaling": {"groups": [{"name": "engines"}]}}, "/replicaScaling/groups/0"),
     ],
 )
 def test_wrong_value_is_refused_with_its_place(helm: Environment, values: Mapping[str, Any], place: str) -> None:
     with pytest.raises(ChartError, match=place):
         render(helm, with_values(values))
+
+
+def test_replicas_follow_the_number_itself_at_once_by_keda(helm: Environment) -> None:
+    spec = rendered(helm, CASES["replicas by keda"])["ScaledObject", "gorgo-llama"]["spec"]
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "llama"}
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 8)
+    (trigger,) = spec["triggers"]
+    assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
+    # Without a store each router sees its own part of the load.
+    assert trigger["metadata"]["query"] == 'sum(gorgo_replicas_wanted{region="eu",model="meta/llama"})'
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert {one["stabilizationWindowSeconds"] for one in behavior.values()} == {0}, "the number has its own hysteresis"
+
+
+def test_routers_of_one_store_all_say_the_whole_number(helm: Environment) -> None:
+    shared = {"url": "redis://store:6379/0", "secret": "s", "passwordKey": ""}
+    found = rendered(helm, {**CASES["replicas by keda"], "shared": shared})
+    (trigger,) = found["ScaledObject", "gorgo-llama"]["spec"]["triggers"]
+    assert trigger["metadata"]["query"].startswith("max(")
+
+
+def test_replicas_follow_the_number_itself_at_once_by_the_autoscaler_of_kubernetes(helm: Environment) -> None:
+    spec = rendered(helm, CASES["replicas by hpa"])["HorizontalPodAutoscaler", "gorgo-engines"]["spec"]
+    (metric,) = spec["metrics"]
+    assert metric["external"] == {
+        "metric": {
+            "name": "gorgo_replicas_wanted",
+            "selector": {"matchLabels": {"region": "us", "model": "none"}},
+        },
+        "target": {"type": "AverageValue", "averageValue": "1"},
+    }
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 8)
+    assert {one["stabilizationWindowSeconds"] for one in spec["behavior"].values()} == {0}
 
 
 def test_image_has_the_digest_that_was_given(helm: Environment) -> None:

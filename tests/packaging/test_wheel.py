@@ -327,7 +327,8 @@ def bash() -> str:
 def test_bash_completes_commands_options_and_commands_of_two_words(bash: str) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = os.environ | {"PATH": path, "FUNCTION": "_gorgo_completion"}
-    lines = ["gorgo fre", "gorgo serve --admin", "gorgo datasets "]
+    lines = ["gorgo fre", "gorgo what", "gorgo whatif --pol", "gorgo serve --admin", "gorgo datasets "]
     done = subprocess.run([bash, "-c", ASK, "bash", *lines], env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["freeze", "--admin-bind", "list describe generate convert fetch"]
+    words = ["freeze", "whatif", "--policy", "--admin-bind", "list describe generate convert fetch"]
+    assert done.stdout.splitlines() == words

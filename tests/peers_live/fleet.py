@@ -89,11 +89,15 @@ def configuration(urls: Mapping[str, str], *, store: str | None, router: str = "
 
 @contextmanager
 def running(
-    folder: Path, stores: Sequence[str | None], *, changed: Mapping[int, str] = MappingProxyType({})
+    folder: Path,
+    stores: Sequence[str | None],
+    *,
+    changed: Mapping[int, str] = MappingProxyType({}),
+    options: Sequence[str] = (),
 ) -> Iterator[list[Router]]:
     """Start engines and a router per entry of `stores`, each with its way to the store; stop them all at the end.
 
-    `changed` has code that some routers run before they serve, by number.
+    `changed` has code that some routers run before they serve, by number; `options` are those of all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, **ENVIRON, "GORGO_ADMIN_TOKEN": TOKEN, INTERNAL_VARIABLE: "1", "PYTHONUNBUFFERED": "1"}
@@ -111,7 +115,7 @@ def running(
         for number, store in enumerate(stores):
             path = folder / f"router-{number}.yaml"
             path.write_text(yaml.safe_dump(configuration(urls, store=store, router=f"r{number}"), sort_keys=False))
-            words = ["serve", "--config", str(path), "--seed", str(number)]
+            words = ["serve", "--config", str(path), "--seed", str(number), *options]
             if number in changed:
                 processes.start_command(f"serve-{number}", [sys.executable, "-c", changed[number] + _SERVE, *words])
             else:

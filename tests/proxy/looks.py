@@ -322,6 +322,10 @@ async def bounds_of_routes(rig: Rig) -> tuple[int, float]:
     return found.max_routes, found.ttl_s
 
 
+async def share_that_explores(rig: Rig) -> float:
+    return rig.followed.fleet.state.routing.router.settings.limits.explore
+
+
 async def half_a_head(client: RawClient) -> None:
     client.writer.write(b"POST /v1")
 

@@ -80,6 +80,7 @@ from tests.proxy.looks import (
     second,
     sent,
     served_by,
+    share_that_explores,
     stopping,
     tenant_at_the_replica,
     term,
@@ -136,6 +137,13 @@ def template_file(ground: Ground, source: str) -> str:
     path = ground.folder / "given.jinja"
     path.write_text(source)
     return str(path)
+
+
+async def wanted_replicas(rig: Rig) -> int | None:
+    """The number that is said of the first group."""
+    scaling = rig.followed.state.routing.scaling
+    scaling.decide()
+    return next((one.wanted for one in scaling.wanted()), None)
 
 
 PREDICTS: Edits = {"proxy.policy": "gorgo-ms"}
@@ -197,6 +205,7 @@ EFFECTS = [
         200.0,
         {"proxy.policy": "gorgo"},
     ),
+    one("proxy.explore", 20, share_that_explores, 0.0, 0.02),
     one("proxy.shadow_policy", "nearest", scored_beside, False, True, second()),
     one("proxy.probe_interval_s", 0.01, probed, NOT_TAKEN, True),
     one("proxy.probe_interval_s", 30.0, cut_off_by_failures_a_minute_apart, True, False, second()),
@@ -346,6 +355,8 @@ EFFECTS = [
         second() | {"overload.retry_budget_ratio": 1.0},
     ),
     one("overload.slow_start_s", 1e6, first_load_of_a_newcomer, 4, 2, {"overload.slow_start_s": 0.0}),
+    one("scaling.ttft_ms", 2000.0, wanted_replicas, None, 1),
+    one("scaling.min_replicas", 5, wanted_replicas, 1, 5, {"scaling.ttft_ms": 2000.0}),
 ]
 
 SHOWS: Edits = {"replicas[].url": lambda ground: ground.shows_url, "replicas[].engine": "openai"}
@@ -393,6 +404,8 @@ OF_OTHER_COMMANDS = {
     "simulation.profiles",
     "simulation.seed",
 }
+#: Their effects are shown in tests/core/test_scaling.py and tests/live/test_scaling.py: they need traffic or a start.
+OF_SCALING = {f"scaling.{key}" for key in ("share", "startup_s", "max_replicas", "warm_prompts")}
 #: Its effect is shown in tests/core/test_deadline.py: it needs a policy that takes objectives.
 OF_OBJECTIVES = {"overload.shed_on_objective"}
 #: Their effects are shown in tests/live/training.
@@ -427,7 +440,7 @@ def test_each_key_has_an_effect_shown_here_or_a_reason_to_have_none() -> None:
         key for effect in (*EFFECTS, *EFFECTS_OF_CERTIFICATES, *EFFECTS_OF_TOKENIZERS) for key in effect.keys.split()
     }
     assert sorted(
-        [*shown, *OF_OTHER_COMMANDS, *OF_OBJECTIVES, *OF_A_TRAINING, *OF_FLEET_SOURCES, *NEED_A_NEW_START]
+        [*shown, *OF_OTHER_COMMANDS, *OF_OBJECTIVES, *OF_SCALING, *OF_A_TRAINING, *OF_FLEET_SOURCES, *NEED_A_NEW_START]
     ) == sorted(keys)
 
 

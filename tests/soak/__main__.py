@@ -26,10 +26,15 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=asked.shorts)
     parser.add_argument("--streams", type=int, default=asked.streams)
     parser.add_argument("--warm-up", type=int, default=asked.warm_up)
+    parser.add_argument("--processes", type=int, default=asked.processes)
     parser.add_argument("--folder", type=Path, help="for logs and configuration, and kept; default: one that is not")
     given = parser.parse_args()
     plan = Plan(
-        shorts=given.requests, streams=given.streams, warm_up=given.warm_up, leave=min(asked.leave, given.streams)
+        shorts=given.requests,
+        streams=given.streams,
+        warm_up=given.warm_up,
+        leave=min(asked.leave, given.streams),
+        processes=given.processes,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
     print(describe_machine(), flush=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -75,6 +76,16 @@ class Ledgers:
         except FileNotFoundError:
             return None
         return cls(**{field.name: found[field.name] for field in fields(cls)})
+
+
+def summed(found: Sequence[Ledgers]) -> Ledgers:
+    """Return what several processes hold together."""
+    clients: Counter[str] = Counter()
+    for each in found:
+        clients.update(each.clients)
+    counts = {field.name: sum(getattr(each, field.name) for each in found) for field in fields(Ledgers)[:-1]
+              if field.name != "clients"}  # fmt: skip
+    return Ledgers(**counts, clients=dict(clients), faults="; ".join(each.faults for each in found if each.faults))
 
 
 #: Zero while no request is open. A hedger forgets ended attempts when it next looks, so its watch is not among them.

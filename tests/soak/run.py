@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import httpx
 import yaml
 
 from gorgo.lab.demo.run import Processes
-from tests.bench.relay.measure import cpu_times, resident_bytes
+from tests.bench.relay.measure import cpu_times, process_tree, resident_bytes
 from tests.bench.relay.wire import MODEL
-from tests.soak.ledgers import Ledgers
+from tests.documents import ROOT
+from tests.soak.ledgers import Ledgers, summed
 from tests.soak.load import Load
 from tests.soak.verdict import Soak, fds_allowed
 
@@ -35,6 +37,9 @@ SHORTS_S_MAX = 60.0
 #: Between two looks at the proxy's memory from outside.
 SAMPLE_S = 1.0
 _POLL_S = 0.05
+#: Folder of the windows of several processes, and what opens them.
+WINDOWS = "windows"
+SITE = Path(__file__).parent / "site"
 #: SHA-256 of the clients' keys, in the folder of the run.
 KEYS_FILE = "clients.keys"
 
@@ -56,6 +61,8 @@ class Plan:
         Short requests that are not sent by then are not sent: the whole is ten minutes at most.
     leave:
         Slow streams whose clients go away in the end; the others end by themselves.
+    processes:
+        Of the proxy.
     """
 
     shorts: int = 100_000
@@ -66,6 +73,7 @@ class Plan:
     replicas: int = 3
     clients: int = 4
     leave: int = 100
+    processes: int = 1
 
 
 def soak(plan: Plan, folder: Path, *, tell: Callable[[str], None] = lambda _: None) -> Soak:
@@ -74,6 +82,9 @@ def soak(plan: Plan, folder: Path, *, tell: Callable[[str], None] = lambda _: No
     """
     keys = [secrets.token_hex(16) for _ in range(plan.clients)]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1", "GORGO_ADMIN_TOKEN": secrets.token_hex(16)}
+    if plan.processes > 1:
+        (folder / WINDOWS).mkdir()
+        environ |= {"PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}", "GORGO_SOAK_WINDOWS": str(folder / WINDOWS)}
     entries = [f"client-{number}:{sha256(key.encode()).hexdigest()}" for number, key in enumerate(keys)]
     (folder / KEYS_FILE).write_text("\n".join(entries))
     with Processes(folder, environ) as processes:
@@ -90,6 +101,8 @@ class _Run:
         self._keys = keys
         self._tell = tell
         self._window = folder / "ledgers.json"
+        self._token = processes._environ["GORGO_ADMIN_TOKEN"]
+        self._admin = ""
         self._resident: list[int] = []
 
     async def run(self) -> Soak:
@@ -106,9 +119,9 @@ class _Run:
             warm_up_s = await self._shorts(load, plan.warm_up)
             warm = await self._look()
             self._tell(f"{plan.shorts} short requests")
-            spent_s, _ = cpu_times([self._proxy])
+            spent_s, _ = cpu_times(self._measured)
             wall_s = await self._shorts(load, plan.shorts)
-            cpu_s = cpu_times([self._proxy])[0] - spent_s
+            cpu_s = cpu_times(self._measured)[0] - spent_s
             streaming, end = load.streaming, await self._look()
             over.cancel()
             self._tell("the streams end")
@@ -121,7 +134,7 @@ class _Run:
             warm=warm,
             end=end,
             after=after,
-            replicas=plan.replicas,
+            replicas=plan.replicas * plan.processes,
             shorts=plan.shorts,
             unsent=load.unsent,
             streams=plan.streams,
@@ -148,13 +161,21 @@ class _Run:
         command = [sys.executable, "-m", "tests.soak.served", str(self._window), "serve", "--config", str(config)]
         command += ["--seed", "1", "--state", str(self._folder / "state.json")]
         command += ["--request-log", str(self._folder / "requests.jsonl")]
+        if self._plan.processes > 1:
+            command += ["--processes", str(self._plan.processes)]
         self._processes.start_command("serve", command)
-        found = self._processes.wait_for_line("serve", r"listening on http://(\S+):(\d+)")
+        found = self._processes.wait_for_line("serve", r"listening on http://(\S+):(\d+) \(admin (http://\S+)\)")
+        self._admin = found[3]
         return found[1], int(found[2])
 
     @property
     def _proxy(self) -> int:
         return self._processes._running["serve"].pid
+
+    @property
+    def _measured(self) -> list[int]:
+        """The processes whose memory and time are the proxy's."""
+        return [self._proxy] if self._plan.processes == 1 else process_tree(self._proxy)
 
     async def _shorts(self, load: Load, count: int) -> float:
         sampler = asyncio.create_task(self._sample())
@@ -166,16 +187,25 @@ class _Run:
 
     async def _sample(self) -> None:
         while True:
-            self._resident.append(resident_bytes([self._proxy]))
+            self._resident.append(resident_bytes(self._measured))
             await asyncio.sleep(SAMPLE_S)
 
     async def _look(self) -> Ledgers:
         """What the proxy holds now."""
-        before = Ledgers.read(self._window)
+        if self._plan.processes == 1:
+            return await self._look_at(self._proxy, self._window)
+        async with httpx.AsyncClient() as http:
+            headers = {"authorization": f"Bearer {self._token}"}
+            status = (await http.get(f"{self._admin}/admin/status", headers=headers, timeout=LOOK_S_MAX)).json()
+        windows = {row["pid"]: self._folder / WINDOWS / f"{row['pid']}.json" for row in status["workers"]}
+        return summed([await self._look_at(pid, window) for pid, window in windows.items()])
+
+    async def _look_at(self, process: int, window: Path) -> Ledgers:
+        before = Ledgers.read(window)
         seen = 0 if before is None else before.number
-        os.kill(self._proxy, signal.SIGUSR1)
+        os.kill(process, signal.SIGUSR1)
         async with asyncio.timeout(LOOK_S_MAX):
-            while (found := Ledgers.read(self._window)) is None or found.number == seen:
+            while (found := Ledgers.read(window)) is None or found.number == seen:
                 self._processes.check_alive()
                 await asyncio.sleep(_POLL_S)
         return found
@@ -192,7 +222,8 @@ class _Run:
         over_s = asyncio.get_running_loop().time() + BACK_S_MAX
         while True:
             found = await self._look()
-            back = found.tasks <= fresh.tasks and found.fds <= fds_allowed(fresh, self._plan.replicas)
+            files = fds_allowed(fresh, self._plan.replicas * self._plan.processes)
+            back = found.tasks <= fresh.tasks and found.fds <= files
             if (back and not found.open_ledgers()) or asyncio.get_running_loop().time() > over_s:
                 return found
             await asyncio.sleep(0.2)

@@ -16,7 +16,6 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 from gorgo.cli import main
 from gorgo.live import process
@@ -68,11 +67,17 @@ def _faults(check: Callable[[], None]) -> str:
     return ""
 
 
-class _Window:
+class Window:
+    """What a process that serves holds, in a file."""
+
     def __init__(self, file: Path) -> None:
         self._file = file
         self._looks = 0
         self._before: tracemalloc.Snapshot | None = None
+
+    def open_here(self) -> None:
+        """Open the window of this process once it serves."""
+        setattr(process, "build_live", self.open)  # noqa: B010 - the name that the process calls
 
     def open(self, *args: object, **kwargs: object) -> LiveState:
         """In place of `build_live`: the same, and looked at from then on."""
@@ -99,6 +104,5 @@ class _Window:
 
 
 if __name__ == "__main__":
-    window = _Window(Path(sys.argv.pop(1)))
-    with patch.object(process, "build_live", window.open):  # the name that the process calls
-        main()
+    Window(Path(sys.argv.pop(1))).open_here()
+    main()

@@ -33,6 +33,16 @@ def test_after_short_requests_beside_slow_streams_nothing_is_left(tmp_path: Path
     assert found.streamed_tokens >= 15 * FIRST
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.system
+def test_two_processes_hold_nothing_when_everybody_has_left(tmp_path: Path) -> None:
+    plan = Plan(shorts=600, streams=20, warm_up=600, connections=8, replicas=2, leave=5, processes=2)
+    found = soak(plan, tmp_path)
+    assert violations(found) == []
+    assert found.end.clients == dict.fromkeys(("client-0", "client-1", "client-2", "client-3"), 5)
+    assert found.streamed_tokens >= 15 * FIRST
+
+
 def response(tokens: int, said: int, status: int = 200) -> bytes:
     body = b"data: {" + TOKEN_MARK + b"}\n\n"
     parts = [body] * tokens + [b'data: {"usage":{"completion_tokens":%d}}\n\n' % said]

@@ -14,6 +14,9 @@ Theory of operation.
 - `frozen`: the weights are pinned; nothing is put until they are unfrozen.
 - `stopped`: the incumbent is in force.
 
+A log of decisions may say of a candidate that it is worse (`Campaign.refutes`). Then it is rejected before any of its
+blocks, while the incumbent is in force.
+
 Each sample counts once. The saved state has the decisions and, of a switchback, the scored pairs; a measurement that
 the end of the process interrupted is repeated.
 
@@ -22,7 +25,7 @@ the end of the process interrupted is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -273,6 +276,9 @@ def damage_as_error() -> Iterator[None]:
         raise TunerError(f"saved campaign is damaged: {error!r}") from error
 
 
+Refutes = Callable[[Mapping[str, float], Mapping[str, float]], str | None]
+
+
 class Campaign:
     """Tunes the weights of one proxy.
 
@@ -312,6 +318,9 @@ class Campaign:
         self.trial: Trial | None = None
         self.saturated_since: float | None = None
         self.stop_reason: str | None = None
+        #: Returns why a log of decisions refutes an offspring against an incumbent, all their weights given; `None` if
+        #: it does not. Set by the shell.
+        self.refutes: Refutes | None = None
         self._applied_weights = AppliedWeights(options)
         self._turn = 0
         self._waiting: float | None = None
@@ -486,11 +495,29 @@ class Campaign:
         if reason is not None:
             self._finish(reason)
             return
+        if self._refuted(now):  # one at a time: the shell has other work, and the next is proposed at the next event
+            if self.phase != "warming":
+                self._warm_up("a log refuted the candidate")
+            return
         self.trial = self.make_trial()
         self.phase = "comparing"
         self.ledger.opened(now)
         what = f"generation {self.ledger.number}" if self.audited else "the start against the defaults"
         self._put_arm(f"{what}, {self.trial.arm}")
+
+    def _refuted(self, now: float) -> bool:
+        """Reject the candidate without a block if a log refutes it. An audit is of what is in force: it is measured."""
+        if self.refutes is None or not self.audited:
+            return False
+        ours, theirs = self._arms()
+        why = self.refutes({**self.start, **ours}, {**self.start, **theirs})
+        if why is None:
+            return False
+        verdict = Verdict(False, why)
+        self.ledger.opened(now)
+        self.ledger.on_verdict(ours, verdict)
+        self._out.append(self.ledger.closed(ours, verdict, None, now))
+        return True
 
     def make_trial(self) -> Trial:
         """Return a trial of the campaign's mode with the current arms."""

@@ -20,7 +20,7 @@ from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.policies.registry import make_policy
 from tuner.campaign.generation import Action, Freeze, Generation, PutWeights, RecordGeneration, RollBack, Stop, Wait
-from tuner.campaign.machine import Campaign
+from tuner.campaign.machine import Campaign, Refutes
 from tuner.campaign.options import CampaignOptions
 from tuner.objective import TunerSample
 from tuner.optimizers.base import BUDGET
@@ -141,6 +141,7 @@ def simulate_campaign(
     box: Mapping[str, tuple[float, float]] | None = None,
     budget: int = BUDGET,
     poll_s: float = POLL_S,
+    refutes: Refutes | None = None,
 ) -> CampaignRun:
     """Tune along `job`, which has trace, policy, start weights (its defaults if None) and fleet.
 
@@ -154,6 +155,8 @@ def simulate_campaign(
         As in `tuned_box`.
     poll_s:
         Between two polls of the campaign, virtual seconds.
+    refutes:
+        As of the campaign.
 
     Raises `WeightsError` for a start outside the box, and what `run_once` does.
     """
@@ -163,7 +166,9 @@ def simulate_campaign(
     moved = tuned_box(specs, tune_lambda=tune_lambda, box=box)
     proposals, coins = np.random.default_rng(seed).spawn(2)
     searcher = make_optimizer(optimizer or options.algorithm, moved, start, proposals, budget=budget)
-    driver = CampaignDriver(Campaign(moved, searcher, options, start=start, rng=coins), poll_s=poll_s)
+    campaign = Campaign(moved, searcher, options, start=start, rng=coins)
+    campaign.refutes = refutes
+    driver = CampaignDriver(campaign, poll_s=poll_s)
     run = run_once(replace(job, weights=start, keep_requests=True), controllers=(driver,))
     final = {**driver.campaign.start, **driver.campaign.incumbent}
     return CampaignRun(

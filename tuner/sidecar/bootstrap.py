@@ -227,6 +227,9 @@ class Bootstrap:
         self._box = tuned_box(self._specs, tune_lambda=options.tune_lambda, box=box)
 
     def sidecar(self, metrics: TunerMetrics) -> Sidecar:
+        log_filter = self._options.log_filter
+        # Before a row is begun: a wrong log begins no campaign.
+        refutes = None if log_filter is None else log_filter(self._found.policy)
         known = self._unfinished()
         if known is None:
             campaign, begun = self._new()
@@ -237,6 +240,7 @@ class Bootstrap:
             number, campaign, begun = known
             version = None
             self._reporter.say(f"resumes campaign {number}, generation {campaign.ledger.number}")
+        campaign.refutes = refutes
         name = f"gorgo tune, campaign {number},"
         orders = CommandQueue(name, f"{name} process {os.getpid()}", version)
         if isinstance(self._client, ProxyGroup):

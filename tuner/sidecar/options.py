@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy.engine import make_url
 
+from tuner.campaign.machine import Refutes
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.leader import AdvisoryLock, FileLock, Leadership, StoreLease
@@ -50,6 +51,8 @@ class SidecarOptions:
         Between two polls of the proxy: a small part of a block, and of the time for which the proxy stores samples.
     proxy_wait_s:
         How long to wait for the proxy at the start; later the campaign waits without a bound.
+    log_filter:
+        Returns, by the policy's name, what a log of decisions says of candidates (`Campaign.refutes`); None: no log.
     metrics_bind:
         Host and port of the sidecar's metrics; None: none.
     lease:
@@ -70,6 +73,7 @@ class SidecarOptions:
     dry_run: bool = False
     poll_s: float = 1.0
     proxy_wait_s: float = PROXY_WAIT_S
+    log_filter: Callable[[str], Refutes] | None = None
     metrics_bind: tuple[str, int] | None = None
     lease: StoreLease | None = None
 

@@ -44,6 +44,7 @@ def status_view(status: Row, *, width: int) -> RenderableType:
         *_engines(status),
         *_caches(status),
         *_sources(status),
+        *_scaling(status),
         *_peers(status),
         *_workers(status),
         *_routes(status),
@@ -192,6 +193,12 @@ def _caches(status: Row) -> Iterator[Text]:
         yield plain(f"{row['name']}: cache by {formatting.cache_line(row['cache'])}")
     if len(known) > CACHES_SHOWN:
         yield Text(f"caches of {len(known) - CACHES_SHOWN} more replicas: GET /admin/fleet")
+
+
+def _scaling(status: Row) -> Iterator[Text]:
+    """Yield a line per region and model with a wanted number of replicas."""
+    for row in status.get("scaling", ()):  # an older proxy has none
+        yield plain(formatting.wanted_line(row))
 
 
 def _sources(status: Row) -> Iterator[Text]:

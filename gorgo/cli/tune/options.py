@@ -80,6 +80,7 @@ class TuneSettings:
     initial_weights: Mapping[str, float] = field(default_factory=dict)
     poll_s: Annotated[float, Field(ge=0.05, le=3600)] = 1.0
     proxy_wait_s: Annotated[float, Field(ge=0, le=31_536_000)] = 60.0
+    decision_log: Path | None = None
     held_out_seeds: Annotated[int, Field(ge=2, le=1000)] = 10
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -98,6 +99,7 @@ def tune(
         "dry_run": dry_run,
         "poll_s": rare.poll_s,
         "proxy_wait_s": rare.proxy_wait_s,
+        "log_filter": None if rare.decision_log is None else _log_filter(rare.decision_log),
         "log_format": log_format,
         "log_level": log_level,
         "shared": None if config is None else load_config(config).shared,
@@ -114,6 +116,13 @@ def tune(
 
     run_until_stopped(program)
     raise typer.Exit(0 if left_in_order == [True] else FAILED)
+
+
+def _log_filter(path: Path) -> Callable[[str], Callable[[Mapping[str, float], Mapping[str, float]], str | None]]:
+    """Return what makes the filter of a log by the tuned policy's name; the laboratory is loaded with it alone."""
+    from gorgo.lab.whatif.log_filter import LogFilter
+
+    return partial(LogFilter.of, path)
 
 
 #: Between two resolutions of the names, s: the usual time for which DNS answers may be cached.

@@ -31,12 +31,13 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSource, Decision, ShadowScore
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Rows
-from gorgo.core.policy.interface import Candidates, Choice, Policy, Shadow
+from gorgo.core.policy.interface import Candidates, Choice, Policy, Shadow, choice_chances, explored_row
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.index import Answers, Behind, PrefixIndex
 from gorgo.core.prefix.kv_feeds import SOURCES, FeedMatch, KvFeeds
 from gorgo.core.prefix.residency import FoundShares
 from gorgo.core.record import record
+from gorgo.core.training.candidate_table import CandidateTable
 from gorgo.core.training.learning import Learning, OutcomeRecorder
 
 # Candidates of one decision in a large fleet: prefix owners, the least loaded, and others by chance.
@@ -119,12 +120,14 @@ class Evaluation:
     replica: Replica
     #: The learner's table of the candidates; `None` without a learner.
     features: NDArray[np.float32] | None = None
-    #: The table of the log of outcomes; `None` without one.
-    recorded: NDArray[np.float32] | None = None
+    #: The candidates for the log of outcomes; `None` without one.
+    recorded: CandidateTable | None = None
     #: What feeds say of the prompt; `None` where the history counts for all.
     reported: FeedMatch | None = None
     #: Answers that may be cached behind the match, by slot.
     behind: dict[int, Behind] | None = None
+    #: The shadow policy's choice.
+    shadowed: Choice | None = None
 
     @property
     def cache_source(self) -> CacheSource:
@@ -188,6 +191,9 @@ SPECULATED_S = 2.0
 SPECULATED_AFTER_S = 1.0
 #: The rule that decided where a gateway did.
 MOVED = "served_elsewhere"
+#: The rule where chance did. Only the first attempt of a request explores, when it is dispatched: a retry, a hedge and
+#: the wait in the queue go by what the policy knows, and the chance of a replica is the same however long one waited.
+EXPLORED = "explore"
 
 
 class Dispatcher:
@@ -257,6 +263,7 @@ class Dispatcher:
 
     def set_limits(self, limits: RouterLimits) -> None:
         self._fallbacks, self._sample = limits.fallbacks, limits.sampled_replicas
+        self._explore = limits.explore
         self._large = LARGE * self._sample
 
     def set_shadow(self, policy: Policy | None) -> None:
@@ -321,13 +328,17 @@ class Dispatcher:
         score = None if self._shadow is None or shadowed is None else self._shadow.score(shadowed, choice.row)
         learner = self._learning.learner
         features = None if learner is None else self._learning.table_of(choice, shadowed, request, candidates)
-        recorder = self._learning.recorder
-        recorded = None if recorder is None else recorder.candidate_features(request, candidates)
+        recorded = None if self._learning.recorder is None else CandidateTable.of(request, candidates)
         replica = eligible.replicas[choice.row]
-        return Evaluation(eligible, choice, matched, most, score, replica, features, recorded, reported, behind)
+        return Evaluation(
+            eligible, choice, matched, most, score, replica, features, recorded, reported, behind, shadowed
+        )
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
-        """Reserve the replica chosen. `evaluation` was made at `now`."""
+        """Reserve the replica chosen, or of a request that explores any other. `evaluation` was made at `now`."""
+        probability = None
+        if self._explore or evaluation.recorded is not None:
+            evaluation, probability = self._explored(evaluation, 0.0 if state.attempts else self._explore, now=now)
         request, replica = state.request, evaluation.replica
         if not state.attempts:
             self._updater.on_request(request, found_tokens=evaluation.most_matched)
@@ -350,7 +361,8 @@ class Dispatcher:
             attempt.speculation = self._feeds.speculate(
                 replica.slot, request, found_blocks=found_blocks, expires_s=expires_s
             )
-        attempt.recorded = evaluation.recorded
+        if evaluation.recorded is not None:
+            attempt.recorded, attempt.probability = evaluation.recorded, probability
         if evaluation.behind is not None:
             attempt.behind = evaluation.behind.get(replica.slot)
         attempt.learn = evaluation.choice.learn
@@ -381,6 +393,35 @@ class Dispatcher:
     def _score_shadow(self, policy: Policy | None) -> Shadow | None:
         # A child of the Router's generator, which draws nothing from it: decisions are the same without the shadow.
         return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
+
+    def _explored(self, evaluation: Evaluation, share: float, *, now: float) -> tuple[Evaluation, float | None]:
+        """Return the evaluation, with another replica if this request explores, and the chance of its replica."""
+        choice = evaluation.choice
+        row = explored_row(len(evaluation.eligible.replicas), share, self._rng) if share else None
+        chosen = choice.row if row is None else row
+        known = None if evaluation.recorded is None else self._probability(evaluation, chosen, share, now=now)
+        return evaluation if chosen == choice.row else self._moved_to(evaluation, chosen), known
+
+    def _moved_to(self, evaluation: Evaluation, row: int) -> Evaluation:
+        """Return the evaluation with the replica in another row."""
+        choice = evaluation.choice
+        predicted_s = None if choice.predict is None else choice.predict(row)
+        shadowed = evaluation.shadowed
+        score = None if self._shadow is None or shadowed is None else self._shadow.score(shadowed, row)
+        return replace(
+            evaluation,
+            choice=replace(choice, row=row, predicted_ttft_s=predicted_s, fallback=EXPLORED, learn=None),
+            shadow=score,
+            replica=evaluation.eligible.replicas[row],
+        )
+
+    def _probability(self, chosen: Evaluation, row: int, explores: float, *, now: float) -> float | None:
+        """Return the chance that the candidate in `row` had; `None` where the policy's own chances are not known."""
+        if getattr(self.policy, "draws", False):
+            return None
+        in_flight = self._fleet.all_loads(now=now).in_flight_requests[chosen.eligible.slots]
+        chances = choice_chances(chosen.choice, in_flight)
+        return None if chances is None else (1.0 - explores) * float(chances[row]) + explores / len(chances)
 
     def _next_best(self, evaluation: Evaluation, now: float) -> tuple[str, ...]:
         return evaluation.next_best(self._fallbacks, self._fleet.all_loads(now=now).in_flight_requests)

@@ -24,10 +24,12 @@ from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Reject
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, RouteRequest, Sample
+from gorgo.core.policy.interface import terms_of_row
 from gorgo.core.prefix.index import Behind
 from gorgo.core.prefix.kv_speculation import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.record import mutable_record, record
+from gorgo.core.training.candidate_table import CandidateTable
 from gorgo.core.training.outcomes import OutcomeRing
 
 #: Beyond what is expected, and beyond twice that, a first token is overdue after so long, s: longer than a burst of
@@ -190,7 +192,9 @@ class Attempt:
     #: Where its outcome is written: the ring of the learner of its decision.
     outcomes: OutcomeRing | None = None
     #: The candidates at the decision, for the log of outcomes.
-    recorded: NDArray[np.float32] | None = None
+    recorded: CandidateTable | None = None
+    #: The chance with which its replica was chosen, for that log; `None` where it is not known.
+    probability: float | None = None
     #: A gateway had sent it there before the Router knew: its times say nothing of the replica.
     moved: bool = False
     #: A short answer should be withheld: the last ones of its replica were short too.
@@ -696,7 +700,7 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         status,
         state.attempts - 1 - state.hedged - state.continuations - state.withdrawn,  # retries
         state.hedged,
-        {name: column.item(decision.row) for name, column in decision.terms.items()},  # terms
+        terms_of_row(decision.terms, decision.row),
         None if shadow is None else shadow.policy,  # shadow_policy
         None if shadow is None else shadow.rank,  # shadow_rank
         None if shadow is None else shadow.cost,  # shadow_cost

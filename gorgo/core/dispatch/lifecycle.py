@@ -242,7 +242,9 @@ def record_outcome(recorder: OutcomeRecorder | None, attempt: Attempt, outcome: 
     table = attempt.recorded
     if recorder is not None and table is not None:
         row, e2e_s = to_row(attempt, outcome, now=now), now - attempt.dispatched_s
-        recorder.record_outcome(RecordedOutcome(attempt.decision, table, outcome.result, e2e_s, row))
+        recorder.record_outcome(
+            RecordedOutcome(attempt.decision, table, attempt.probability, outcome.result, e2e_s, row)
+        )
 
 
 def to_row(attempt: Attempt, outcome: Outcome, *, now: float) -> OutcomeRow | None:

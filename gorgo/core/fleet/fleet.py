@@ -263,9 +263,10 @@ class Fleet:
 
     def reserve(self, replica: Replica, prompt_tokens: int) -> None:
         slot, columns = replica.slot, self.columns
-        columns.in_flight_requests[slot] += 1
-        columns.in_flight_tokens[slot] += prompt_tokens
-        columns.queued_prefill_tokens[slot] += prompt_tokens
+        # Not by `+=`, which makes numpy numbers of the cell and of the sum.
+        columns.in_flight_requests[slot] = columns.in_flight_requests.item(slot) + 1
+        columns.in_flight_tokens[slot] = columns.in_flight_tokens.item(slot) + prompt_tokens
+        columns.queued_prefill_tokens[slot] = columns.queued_prefill_tokens.item(slot) + prompt_tokens
 
     def add_prefill(self, replica: Replica, prefill_s: float, *, now: float) -> None:
         """Add a predicted prefill to the share of its time that the replica prefills."""
@@ -275,13 +276,15 @@ class Fleet:
         columns.prefill_share_s[slot] = now
 
     def release_prefill(self, replica: Replica, prompt_tokens: int) -> None:
-        if replica.slot >= 0:
-            self.columns.queued_prefill_tokens[replica.slot] -= prompt_tokens
+        slot, columns = replica.slot, self.columns
+        if slot >= 0:
+            columns.queued_prefill_tokens[slot] = columns.queued_prefill_tokens.item(slot) - prompt_tokens
 
     def release(self, replica: Replica, prompt_tokens: int) -> None:
-        if replica.slot >= 0:
-            self.columns.in_flight_requests[replica.slot] -= 1
-            self.columns.in_flight_tokens[replica.slot] -= prompt_tokens
+        slot, columns = replica.slot, self.columns
+        if slot >= 0:
+            columns.in_flight_requests[slot] = columns.in_flight_requests.item(slot) - 1
+            columns.in_flight_tokens[slot] = columns.in_flight_tokens.item(slot) - prompt_tokens
 
     def all_loads(self, *, now: float) -> Columns:
         """Return the columns with the load of other routers."""

@@ -648,6 +648,8 @@ class Replica:
     #: Attempts dispatched there, and those that failed (before or after content), since it joined.
     attempts: int = 0
     failures: int = 0
+    #: Least prefill of the requests that were shed while it was the best replica for them, s.
+    shed_prefill_s: float = 0.0
     #: Status by which it refused a request that another replica answered; `None` after an answer of its own.
     refusal: int | None = None
     #: Status of 4xx by which it refused its last probe; `None` if it did not.

@@ -140,15 +140,16 @@ class RequestFilter:
             eligible = _excluding(eligible, unprobed, "not probed yet")
         if request.prompt_tokens + (request.most_output_tokens or 1) > self._fleet.eligibility.shortest_context:
             eligible = _fitting(eligible, request)
-        if refusing := self.refused_kinds.refusing(eligible, request, now=now):
+        # Each is looked at before it is asked: on most requests none of them has anything to say.
+        if self.refused_kinds.kinds and (refusing := self.refused_kinds.refusing(eligible, request, now=now)):
             eligible = _excluding(eligible, refusing, "refuses")
-        if short := self.short_answers.paused(eligible, now=now):
+        if self.short_answers.pauses and (short := self.short_answers.paused(eligible, now=now)):
             eligible = _excluding(eligible, short, "answers shortly")
-        if failing := self.open_failures.paused(eligible):
+        if self.open_failures.counts and (failing := self.open_failures.paused(eligible)):
             eligible = _excluding(eligible, failing, "failing")
-        if busy := self.busy.paused(eligible, now=now):
+        if now < self.busy.until_s and (busy := self.busy.paused(eligible, now=now)):
             eligible = _excluding(eligible, busy, "busy")
-        if full := self.slow_start.full(eligible, now=now):
+        if self.slow_start.ramps and (full := self.slow_start.full(eligible, now=now)):
             eligible = _excluding(eligible, full, "slow_start")
         return eligible
 
@@ -182,11 +183,11 @@ class RefusedKinds:
     where clients' keys are not passed on.
     """
 
-    __slots__ = ("_answered", "_keyed", "_kinds")
+    __slots__ = ("_answered", "_keyed", "kinds")
 
     def __init__(self) -> None:
-        #: Count and time of the last one.
-        self._kinds = Lru[Kind, dict[Replica, tuple[int, float]]](MAX_KINDS)
+        #: Count and time of the last refusal of each kind, by replica.
+        self.kinds = Lru[Kind, dict[Replica, tuple[int, float]]](MAX_KINDS)
         #: The last answer of each kind, by replica.
         self._answered: dict[Replica, Lru[Kind, float]] = {}
         #: Whether a client's key was answered.
@@ -200,10 +201,10 @@ class RefusedKinds:
         """
         of_client = status in _OF_CREDENTIALS and request.client is None and not replica.spec.own_key
         kind = (request.route, request.model, request.credential if of_client else _ANY)
-        found = self._kinds.get(kind)
+        found = self.kinds.get(kind)
         if found is None:
             found = {}
-            self._kinds.put(kind, found)
+            self.kinds.put(kind, found)
         found[replica] = found.get(replica, (0, now))[0] + 1, now
         answered = self._answered.get(replica)
         if answered is not None:
@@ -218,7 +219,7 @@ class RefusedKinds:
 
     def _refused_keys(self, replica: Replica) -> int:
         """Return how many clients' keys a replica refuses."""
-        return len({key for (_, _, key), refusing in self._kinds.items() if key != _ANY and replica in refusing})
+        return len({key for (_, _, key), refusing in self.kinds.items() if key != _ANY and replica in refusing})
 
     def on_answer(self, replica: Replica, request: RouteRequest, *, now: float) -> None:
         """Forget the refusals of a kind that `replica` answers."""
@@ -229,19 +230,17 @@ class RefusedKinds:
             answered = self._answered[replica] = Lru(MAX_ANSWERED)
         answered.put((request.route, request.model, request.credential), now)
         self._keyed = self._keyed or request.credential is not None
-        for kind in _kinds(request) if self._kinds else ():
-            if (found := self._kinds.get(kind)) is not None:
+        for kind in _kinds(request) if self.kinds else ():
+            if (found := self.kinds.get(kind)) is not None:
                 found.pop(replica, None)
                 if not found:
-                    del self._kinds[kind]
+                    del self.kinds[kind]
 
     def refusing(self, eligible: CandidateSet, request: RouteRequest, *, now: float) -> Sequence[Replica]:
         """Return the candidates that refuse the request's kind."""
-        if not self._kinds:
-            return ()
         refusing: dict[Replica, None] = {}
         for kind in _kinds(request):
-            for replica, (count, last_s) in self._kinds.get(kind, {}).items():
+            for replica, (count, last_s) in self.kinds.get(kind, {}).items():
                 if count >= REFUSALS_OF_A_KIND and now < last_s + WITHOUT_KIND_S and replica in eligible:
                     refusing[replica] = None
         return list(refusing)
@@ -249,12 +248,12 @@ class RefusedKinds:
     def forget_left(self) -> None:
         """Forget replicas that left."""
         self._answered = {replica: kinds for replica, kinds in self._answered.items() if replica.slot >= 0}
-        for kind, found in list(self._kinds.items()):
+        for kind, found in list(self.kinds.items()):
             left = {replica: counted for replica, counted in found.items() if replica.slot >= 0}
             if left:
-                self._kinds[kind] = left
+                self.kinds[kind] = left
             else:
-                del self._kinds[kind]
+                del self.kinds[kind]
 
 
 class ShortAnswers:
@@ -265,13 +264,13 @@ class ShortAnswers:
     Off while more than half of the replicas are doubtful: then the requests are like that.
     """
 
-    __slots__ = ("_paused", "_short")
+    __slots__ = ("_short", "pauses")
 
     def __init__(self) -> None:
         #: Doubtful ones, after short answers in a row: single ones come from every replica.
         self._short: set[Replica] = set()
         #: End of the pause, and the trials so far.
-        self._paused: dict[Replica, tuple[float, int]] = {}
+        self.pauses: dict[Replica, tuple[float, int]] = {}
 
     def on_short(self, replica: Replica, *, doubtful: bool, now: float) -> None:
         """Record a short answer, of a replica that was `doubtful` at its dispatch."""
@@ -279,27 +278,27 @@ class ShortAnswers:
             return
         if max(replica.short_answers) >= SUSPECT_AFTER:
             self._short.add(replica)
-        until_s, trials = self._paused.get(replica, (now, 0))
+        until_s, trials = self.pauses.get(replica, (now, 0))
         if doubtful and until_s <= now:
             pause_s = backoff_s(trials + 1, first_s=FIRST_TRIAL_S, longest_s=LONGEST_TRIAL_S)
-            self._paused[replica] = now + pause_s, trials + 1
+            self.pauses[replica] = now + pause_s, trials + 1
 
     def on_longer(self, replica: Replica) -> None:
         """Record an answer of more than a token."""
         if self._short:
             self._short.discard(replica)
-            self._paused.pop(replica, None)
+            self.pauses.pop(replica, None)
 
     def paused(self, eligible: CandidateSet, *, now: float) -> Sequence[Replica]:
         """Return the candidates that pause; none if most answer like them."""
-        if not self._paused or 2 * len(self._short) > len(eligible.replicas):
+        if 2 * len(self._short) > len(eligible.replicas):
             return ()
-        return [replica for replica, (until_s, _) in self._paused.items() if now < until_s and replica in eligible]
+        return [replica for replica, (until_s, _) in self.pauses.items() if now < until_s and replica in eligible]
 
     def forget_left(self) -> None:
         """Forget replicas that left."""
         self._short = {replica for replica in self._short if replica.slot >= 0}
-        self._paused = {replica: pause for replica, pause in self._paused.items() if replica.slot >= 0}
+        self.pauses = {replica: pause for replica, pause in self.pauses.items() if replica.slot >= 0}
 
 
 class OpenFailures:
@@ -310,33 +309,32 @@ class OpenFailures:
     A replica that fails at once looks free, and would have every request until then.
     """
 
-    __slots__ = ("_counts",)
+    __slots__ = ("counts",)
 
     def __init__(self) -> None:
-        self._counts: dict[Replica, int] = {}
+        #: Of replicas that have some.
+        self.counts: dict[Replica, int] = {}
 
     def add(self, replica: Replica) -> None:
         """Count a failure of a request that has not ended."""
         if replica.slot >= 0:
-            self._counts[replica] = self._counts.get(replica, 0) + 1
+            self.counts[replica] = self.counts.get(replica, 0) + 1
 
     def remove(self, replica: Replica) -> None:
         """Count the end of that request."""
-        left = self._counts.pop(replica, 0) - 1
+        left = self.counts.pop(replica, 0) - 1
         if left > 0:
-            self._counts[replica] = left
+            self.counts[replica] = left
 
     def paused(self, eligible: CandidateSet) -> Sequence[Replica]:
         """Return the candidates that pause."""
-        if not self._counts:
-            return ()
         return [
-            replica for replica, failures in self._counts.items() if failures >= SUSPECT_AFTER and replica in eligible
+            replica for replica, failures in self.counts.items() if failures >= SUSPECT_AFTER and replica in eligible
         ]
 
     def forget_left(self) -> None:
         """Forget replicas that left."""
-        self._counts = {replica: failures for replica, failures in self._counts.items() if replica.slot >= 0}
+        self.counts = {replica: failures for replica, failures in self.counts.items() if replica.slot >= 0}
 
 
 @dataclass(slots=True)
@@ -358,12 +356,12 @@ class BusyPauses:
     counts. An answer ends the count.
     """
 
-    __slots__ = ("_last_s", "_streaks")
+    __slots__ = ("_streaks", "until_s")
 
     def __init__(self) -> None:
         self._streaks: dict[Replica, BusyStreak] = {}
-        #: End of the last pause: after it nothing is excluded.
-        self._last_s = float("-inf")
+        #: End of the last pause, after which nothing is excluded.
+        self.until_s = float("-inf")
 
     def on_busy(self, replica: Replica, *, dispatched_s: float, retry_after_s: float | None, now: float) -> None:
         """Record a 429 or 503 of the engine, and eject the replica after `MOST_IN_A_ROW`."""
@@ -377,7 +375,7 @@ class BusyPauses:
         # Bounded like a back-off: an engine may not remove itself for a day.
         wanted_s = now + min(retry_after_s or 0.0, replica.health.limits.max_s)
         streak.until_s = max(streak.until_s, streak.counted_until_s, wanted_s)
-        self._last_s = max(self._last_s, streak.until_s)
+        self.until_s = max(self.until_s, streak.until_s)
 
     def on_answer(self, replica: Replica) -> None:
         """End the count. A pause in progress ends on time: `Retry-After` still holds."""
@@ -396,8 +394,6 @@ class BusyPauses:
 
     def paused(self, eligible: CandidateSet, *, now: float) -> Sequence[Replica]:
         """Return the candidates in a pause."""
-        if now >= self._last_s:
-            return ()
         return [replica for replica, streak in self._streaks.items() if now < streak.until_s and replica in eligible]
 
     def forget_left(self) -> None:
@@ -418,41 +414,40 @@ class SlowStart:
         From `INITIAL` to `FINAL`, s; 0 is no ramp. May be replaced.
     """
 
-    __slots__ = ("_fleet", "_since", "ramp_s")
+    __slots__ = ("_fleet", "ramp_s", "ramps")
 
     def __init__(self, fleet: Fleet, *, ramp_s: float) -> None:
         self._fleet = fleet
         self.ramp_s = ramp_s
-        self._since: dict[Replica, float] = {}
+        #: Begin of each.
+        self.ramps: dict[Replica, float] = {}
         fleet.on_readmitted = self.begin
 
     def begin(self, replica: Replica, *, now: float) -> None:
         """Start the ramp of a replica."""
         if self.ramp_s > 0.0:
-            self._since[replica] = now
+            self.ramps[replica] = now
 
     def allowed(self, replica: Replica, *, now: float) -> float:
         """Return the concurrency limit; infinite off the ramp."""
-        since_s = self._since.get(replica)
+        since_s = self.ramps.get(replica)
         if since_s is None or now - since_s >= self.ramp_s:
             return float("inf")
         return float(INITIAL * (FINAL / INITIAL) ** (max(0.0, now - since_s) / self.ramp_s))
 
     def remaining_s(self, replica: Replica, *, now: float) -> float | None:
         """Return the time to the end of the ramp; `None` off it."""
-        since_s = self._since.get(replica)
+        since_s = self.ramps.get(replica)
         return None if since_s is None or now - since_s >= self.ramp_s else self.ramp_s - (now - since_s)
 
     def full(self, eligible: CandidateSet, *, now: float) -> Sequence[Replica]:
         """Return the candidates at their limit."""
-        if not self._since:
-            return ()
         in_flight = self._fleet.columns.in_flight_requests
-        for replica in [replica for replica, since_s in self._since.items() if now - since_s >= self.ramp_s]:
-            del self._since[replica]
+        for replica in [replica for replica, since_s in self.ramps.items() if now - since_s >= self.ramp_s]:
+            del self.ramps[replica]
         return [
             replica
-            for replica in self._since
+            for replica in self.ramps
             if replica in eligible and in_flight[replica.slot] + 1 > self.allowed(replica, now=now)
         ]
 
@@ -480,6 +475,7 @@ def _kinds(request: RouteRequest) -> tuple[Kind, Kind]:
 # - Answers in one piece have no first token that could correct the backlog. While such arrive, it holds nothing back
 #   unless first tokens of others have shown of late that there is one queue.
 # - While a request has been queued for `LEARN_AFTER_S` and the verdict is old, streams are sent in rounds of two.
+# - Before the first verdict a second prefill may begin wherever what was seen speaks against one queue.
 
 
 #: Times count from the epoch, where a float has a quarter of a microsecond.
@@ -512,7 +508,7 @@ class SaturationDetector:
         if not self.has_slot(replica):
             return False
         queue = replica.prefill_queue
-        if not queue.is_one_queue(engine_s=now, is_usual=not self._fleet.parallel):
+        if queue.takes_a_second or not queue.is_one_queue(engine_s=now, is_usual=not self._fleet.parallel):
             return True
         if now >= self.queued_since_s + LEARN_AFTER_S and queue.needs_evidence(engine_s=now):
             return queue.joins_round(engine_s=now) and not self._is_late(replica, now)

@@ -197,10 +197,15 @@ class PrefillSpeed:
     True
     """
 
-    __slots__ = ("_aged_s", "_passed", "_quick", "_slow", "_start", "_steady", "factor", "last_s", "parallel")
+    __slots__ = (
+        *("_aged_s", "_passed", "_quick", "_slow", "_start", "_steady"),
+        *("factor", "is_forgotten", "is_slow", "last_s", "parallel"),
+    )
 
     def __init__(self) -> None:
         self.factor = 1.0
+        #: Prefills take much longer than where learning started, or about as long.
+        self.is_slow, self.is_forgotten = False, True
         #: How many prefills the engine does at once.
         self.parallel = ParallelPrefills()
         self._start = 1.0
@@ -267,16 +272,6 @@ class PrefillSpeed:
             self._weigh()
 
     @property
-    def is_slow(self) -> bool:
-        """Return whether prefills take much longer than where learning started."""
-        return self.factor > NOISE * self._start
-
-    @property
-    def is_forgotten(self) -> bool:
-        """Return whether they take about as long."""
-        return self.factor <= FORGOTTEN * self._start
-
-    @property
     def samples(self) -> tuple[float, float]:
         """Time spent and time by the prior, s, both fading."""
         return self._steady.sums if self.parallel.count == 1 else self.parallel.sums
@@ -315,6 +310,7 @@ class PrefillSpeed:
             # Between two first tokens there is no one prefill.
             ratio = self.parallel.factor(self._start)
         self.factor = min(max(ratio, FASTEST), SLOWEST)
+        self.is_slow, self.is_forgotten = self.factor > NOISE * self._start, self.factor <= FORGOTTEN * self._start
 
 
 class _Average:
@@ -359,7 +355,9 @@ class _Average:
 # Evidence needs overlap, which a queue in front of the engine prevents. So where the engine is taken for one queue,
 # that queue sends rounds of two (`joins_round`) until there is a verdict, and again after a pause, which doubles with
 # each verdict that there is one. The requests of a round begin together, where the two differ most, and its first one
-# has not to wait. Where several go on at once, nothing is held back, and requests overlap by themselves.
+# has not to wait. While what was seen before the first verdict speaks against one queue (`is_doubted`), a second
+# prefill may begin at any time: a few requests a second wait for a round longer than they would for the engine. Where
+# several go on at once, nothing is held back, and requests overlap by themselves.
 #
 # Prefills of answers in one piece have no visible end. They count as ended when they should be by the count, and each
 # that is before a request adds the noise of a predicted prefill to its evidence.
@@ -373,6 +371,9 @@ _MOST_SLOWER, _STALLED_S = 4.0, 0.3
 NOISE_SHARE = 0.3
 #: Standard deviations of a verdict.
 SURE = 2.0
+#: Those at which one queue is doubted until a first verdict: a third of what two that begin together show. At half of
+#: it engines with one queue are doubted too, by the noise of their first requests.
+DOUBTED = 0.5
 #: Ended prefills whose times are retained: four times as many as may go on at once.
 _ENDS = 4 * MOST_AT_ONCE
 #: Requests after which one weighs 1 / e as evidence, and as a prefill that had not to wait.
@@ -545,6 +546,11 @@ class ParallelPrefills:
     def confirmed_until_s(self) -> float:
         """Until when the last verdict holds that the count is right; the past if there is none."""
         return self._again_s
+
+    @property
+    def is_doubted(self) -> bool:
+        """Return whether what has been seen before the first verdict speaks against one queue."""
+        return self.count == 1 and not self._verdicts and self._of_double.for_larger > DOUBTED
 
     def needs_evidence(self, *, engine_s: float) -> bool:
         """Return whether rounds are to show if there is one queue; without a prefill of known length they cannot."""
@@ -830,6 +836,11 @@ class PrefillQueue:
             return True
         last = self._entries[next(reversed(self._entries))]
         return self.speed.parallel.joins_round(len(self._entries), since_s=engine_s - last.arrival_s)
+
+    @property
+    def takes_a_second(self) -> bool:
+        """Return whether a second prefill may begin beside the first, because one queue is doubted."""
+        return len(self._entries) < 2 and self.speed.parallel.is_doubted
 
     def left_s(self, *, engine_s: float) -> float:
         """Return the work left at `engine_s`: at least what is behind the head, of which nothing is done yet."""

@@ -6,7 +6,7 @@ Owns the protocols, and the shadow policy that scores decisions without changing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import ClassVar, Literal, Protocol, cast, runtime_checkable
@@ -206,6 +206,44 @@ class Prediction:
     prefill_s: NDArray[np.float64]
 
 
+class TermRows(Mapping[str, Floats]):
+    """The terms of a few candidates, a row for each; a column is made when it is read, which few decisions are.
+
+    Example
+    -------
+    >>> terms = TermRows(("rtt", "queue"), [(1.0, 2.0), (3.0, 4.0)])
+    >>> terms["queue"].tolist(), terms.of_row(1)
+    ([2.0, 4.0], {'rtt': 3.0, 'queue': 4.0})
+    """
+
+    __slots__ = ("_names", "_rows")
+
+    def __init__(self, names: tuple[str, ...], rows: Sequence[tuple[float, ...]]) -> None:
+        self._names, self._rows = names, rows
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in self._names:
+            raise KeyError(name)
+        place = self._names.index(name)
+        return np.array([row[place] for row in self._rows])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def of_row(self, row: int) -> dict[str, float]:
+        return dict(zip(self._names, self._rows[row], strict=True))
+
+
+def terms_of_row(terms: Mapping[str, Floats], row: int) -> dict[str, float]:
+    """Return the terms of one candidate."""
+    if isinstance(terms, TermRows):
+        return terms.of_row(row)
+    return {name: column.item(row) for name, column in terms.items()}
+
+
 @record
 class Choice:
     """A policy's answer: the row picked among the candidates, and why.
@@ -216,7 +254,8 @@ class Choice:
     the table that a learned policy evaluated, one row per candidate. `learn` is called with the time when an attempt by
     this choice completes. `estimates` has columns beside the terms, s, one entry per candidate: what a policy predicted
     (`ttft`, `tpot`, of an answer in one piece `e2e`), and what is left of the objectives (`headroom_ttft`,
-    `headroom_tpot`).
+    `headroom_tpot`). `ties` is the column by which equal costs were told apart, by default the requests in flight, and
+    `uniform` says that each row was as likely.
     """
 
     row: int
@@ -229,6 +268,32 @@ class Choice:
     features: NDArray[np.float32] | None = None
     learn: Callable[[float], None] | None = None
     estimates: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    ties: Floats | None = None
+    uniform: bool = False
+
+
+def choice_chances(choice: Choice, in_flight: Floats) -> Floats | None:
+    """Return the chance of each row in a choice by the least cost or by chance alone; `None` for any other.
+
+    Example
+    -------
+    >>> choice_chances(Choice(0, cost=np.array([2.0, 2.0, 3.0])), np.zeros(3)).tolist()
+    [0.5, 0.5, 0.0]
+    """
+    if choice.uniform:
+        return np.full(len(in_flight), 1.0 / len(in_flight))
+    cost = choice.cost
+    if cost is None:
+        return None
+    tied = cost <= cost.min() + TIE_EPSILON
+    load = in_flight if choice.ties is None else choice.ties
+    tied &= load == load[tied].min()
+    return tied / np.count_nonzero(tied) if tied[choice.row] else None
+
+
+def explored_row(rows: int, share: float, rng: np.random.Generator) -> int | None:
+    """Return any row for a share of decisions, which explore; `None` for the others."""
+    return int(rng.integers(rows)) if rng.random() < share else None
 
 
 def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:

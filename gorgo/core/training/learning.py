@@ -15,6 +15,7 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import AttemptResult, RouteRequest
 from gorgo.core.policy.interface import Candidates, Choice, Policy
 from gorgo.core.record import record
+from gorgo.core.training.candidate_table import CandidateTable
 from gorgo.core.training.model import Model, TrainingSpec, model_digest
 from gorgo.core.training.outcomes import OutcomeRing, OutcomeRow
 from gorgo.errors import ConfigError
@@ -89,8 +90,10 @@ class RecordedOutcome:
     ----------
     decision:
         With the candidates and the row chosen.
-    features:
-        The recorder's table of the candidates.
+    candidates:
+        What the policy saw of them.
+    probability:
+        The chance with which the replica was chosen; `None` where it is not known.
     result:
         How it ended.
     e2e_s:
@@ -100,17 +103,15 @@ class RecordedOutcome:
     """
 
     decision: Decision
-    features: NDArray[np.float32]
+    candidates: CandidateTable
+    probability: float | None
     result: AttemptResult
     e2e_s: float
     row: OutcomeRow | None
 
 
 class OutcomeRecorder(Protocol):
-    """Takes outcomes. Both calls are part of a decision or of an event, so they wait for nothing."""
-
-    def candidate_features(self, request: RouteRequest, candidates: Candidates) -> NDArray[np.float32]:
-        """Return a row per candidate."""
+    """Takes outcomes, as part of an event, so it waits for nothing."""
 
     def record_outcome(self, outcome: RecordedOutcome) -> None:
         """Take one ended attempt."""

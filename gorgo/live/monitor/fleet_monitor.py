@@ -1,15 +1,21 @@
-"""The background loops of all replicas, the first probe of each, and the Router's timers."""
+"""The background loops of all replicas, the first probe of each, the warming of new ones, and the Router's timers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from gorgo.live.logs import log
 from gorgo.live.monitor.discovery import DISCOVERY_TIMEOUT_S
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
-from gorgo.live.state import Routing
+from gorgo.live.scaling import CHAT
+from gorgo.live.state import LiveState, Routing
+from gorgo.live.upstream.client import UpstreamError
+from gorgo.live.workers.link import WorkerLink, WorkerUnreachable
 
 
 class FleetMonitor:
@@ -42,13 +48,11 @@ class FleetMonitor:
         """Take what the worker that leads has learned of a replica; of one that has left nothing."""
         running = self._running.get(name)
         if running is not None:
-            monitor = running[0]
-            takes: dict[str, Callable[..., None]] = {
-                "probe": monitor.take_probe,
-                "scrape": monitor.take_scrape,
-                "models": monitor.take_models,
-            }
-            takes[kind](*found)
+            running[0].take_answer(kind, *found)
+
+    async def learned(self) -> Learned:
+        """Return the last answers of all replicas, for a worker that joins."""
+        return {name: monitor.learned for name, (monitor, _) in self._running.items()}
 
     def probe(self, name: str) -> None:
         """Probe a replica now, unless such a probe runs already."""
@@ -69,6 +73,22 @@ class FleetMonitor:
             probe.cancel()
         for name in list(self._running):
             self.stop(name)
+
+
+#: Of each replica the last answer of each kind.
+Learned = Mapping[str, Mapping[str, tuple[object, ...]]]
+
+
+async def learn_all(monitors: list[ReplicaMonitor], link: WorkerLink | None) -> None:
+    """Learn of all replicas before the first request, from the worker that leads where there is one."""
+    learned: Learned = {}
+    if link is not None and not link.leads:
+        with suppress(WorkerUnreachable):
+            learned = await link.question(link.leader, "learned")
+    for monitor in monitors:
+        for kind, found in learned.get(monitor.target.name, {}).items():
+            monitor.take_answer(kind, *found)
+    await probe_all([monitor for monitor in monitors if monitor.target.name not in learned])
 
 
 async def probe_all(monitors: list[ReplicaMonitor]) -> None:
@@ -97,3 +117,35 @@ async def run_timers(routing: Routing) -> None:
         wait_s = 1.0 if due is None else min(1.0, max(0.0, due - routing.clock()))
         await asyncio.sleep(max(wait_s, 0.01))
         routing.gateway.run_timer()
+
+
+#: Time for the answer to a warming prompt, s: a prefill of a cold engine that compiles its kernels.
+WARM_TIMEOUT_S = 60.0
+
+
+async def warm_replica(state: LiveState, name: str, prompts: Sequence[tuple[str | None, bytes]]) -> None:
+    """Send a replica that serves anew the hot prompts, one after the other; the router that leads does so alone."""
+    target = state.replicas.targets.get(name)
+    if target is None or not state.leads:
+        return
+    headers = [(b"content-type", b"application/json")]
+    if target.api_key is not None:
+        headers.append((b"authorization", b"Bearer " + target.api_key.encode("latin-1")))
+    models, warmed = state.routing.models, 0
+    for model, prompt in prompts:
+        served = models.served(name)
+        if model is not None and served and model not in served:
+            continue
+        body = prompt if model is None else _with_model(prompt, models.engine_name(name, model))
+        try:
+            status, _ = await target.upstream.fetch(CHAT, headers, timeout_s=WARM_TIMEOUT_S, body=body)
+        except UpstreamError as failure:
+            log("replica_not_warmed", level=logging.WARNING, replica=name, prompts=warmed, error=failure.reason)
+            return
+        warmed += status == 200
+    log("replica_warmed", replica=name, prompts=warmed)
+
+
+def _with_model(prompt: bytes, model: str) -> bytes:
+    fields: Mapping[str, Any] = json.loads(prompt)
+    return json.dumps({"model": model, **fields}).encode()

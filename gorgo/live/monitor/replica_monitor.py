@@ -17,7 +17,7 @@ from importlib import import_module
 from itertools import count
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gorgo.config.replica_advice import several_addresses
 from gorgo.config.values import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
@@ -174,6 +174,8 @@ class ReplicaMonitor:
         self._kv_events: KvSubscriber | None = None
         #: Of a name with several addresses; `None` for one.
         self._addresses_advice: str | None = None
+        #: The last answer of each kind, as the leader of several workers passes it on.
+        self.learned: dict[str, tuple[object, ...]] = {}
         target.upstream.on_replaced(self._replaced)
         target.upstream.on_connection_change(self._report_connection, state.routing.gateway.stale_connections.append)
 
@@ -275,21 +277,22 @@ class ReplicaMonitor:
 
     # -- what the worker that leads has learned of the replica
 
-    def take_probe(self, rtt_s: float | None, refusal: int | None, cause: str | None) -> None:
-        """Take a probe of the worker that leads."""
-        self._refusal, self._target.last_failure = refusal, cause
-        self._probed(rtt_s, self._state.routing.clock())
-
-    def take_scrape(self, sample: EngineSample | None) -> None:
-        """Take a scrape of the worker that leads."""
-        self._sampled(sample, self._state.routing.clock())
-
-    def take_models(self, found: Discovered) -> None:
-        """Take what the worker that leads has found of models and engine."""
-        self._discovery.publish(found)
+    def take_answer(self, kind: str, *found: Any) -> None:
+        """Take an answer that the worker that leads has got."""
+        self.learned[kind] = found
+        now = self._state.routing.clock()
+        match kind:
+            case "probe":
+                rtt_s, self._refusal, self._target.last_failure = found
+                self._probed(rtt_s, now)
+            case "scrape":
+                self._sampled(found[0], now)
+            case _:
+                self._discovery.publish(*found)
 
     def _publish(self, kind: str, *found: object) -> None:
         """Let the other workers take what this one has learned, if it leads."""
+        self.learned[kind] = found
         link = self._state.link
         if link is not None and link.leads:
             link.publish("replica", self._target.name, kind, *found)
@@ -324,6 +327,9 @@ class ReplicaMonitor:
     def publish(self, result: ProbeResult) -> None:
         """Pass the first answers to the Router, after the replica has joined."""
         now = self._state.routing.clock()
+        self.learned["models"] = (result.discovered,)
+        self.learned["probe"] = result.rtt_s, self._refusal, self._target.last_failure
+        self.learned["scrape"] = (result.sample,)
         self._discovery.publish(result.discovered)
         self._state.log_unused(self._target)
         self._sought = FIRST_ANSWERS

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
@@ -24,13 +25,15 @@ from gorgo.core.peers.exchange import HEARTBEAT_S
 from gorgo.core.peers.records import PeerReport
 from gorgo.core.router import Router
 from gorgo.live.event_loop import Clock, RouterGateway
-from gorgo.live.peer_store.service import PeerRow, peer_rows
-from gorgo.live.peer_store.writer import Outgoing
+from gorgo.live.peer_store.service import PeerRow, PeerStoreService, peer_rows
+from gorgo.live.peer_store.writer import OutgoingReports
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, Subject
 from gorgo.live.workers.link import WorkerLink
 
 #: Between two reports of a worker with requests, s.
 INTERVAL_S = 0.01
+#: More than there are workers, and than start within the seconds in which a report in the store counts.
+_MAX_SIBLINGS = 256
 #: When a report was written, by the machine's monotonic clock, s.
 _WRITTEN = struct.Struct("!d")
 _ENCODE = msgspec.msgpack.Encoder().encode
@@ -48,23 +51,40 @@ class LocalPeers:
         Of the process.
     key_id:
         Of the fingerprints.
+    store:
+        Of the group of routers that this one is in; `None`: in none.
     """
 
-    def __init__(self, link: WorkerLink, router: Router, gateway: RouterGateway, clock: Clock, *, key_id: str) -> None:
-        self.member = f"worker-{link.number}/{router.boot_id[:8]}"
-        self.peers = router.peers.join(self.member, key_id=key_id)
-        self.counts = PeerCounts()
+    def __init__(
+        self,
+        link: WorkerLink,
+        router: Router,
+        gateway: RouterGateway,
+        clock: Clock,
+        *,
+        key_id: str,
+        store: PeerStoreService | None = None,
+    ) -> None:
+        #: Members of the other workers; of those that have ended too, whose last reports the store may still have.
+        self._siblings: deque[str] = deque(maxlen=_MAX_SIBLINGS)
+        if store is None:
+            name = f"worker-{link.number}/{router.boot_id[:8]}"
+            self._reports, self.counts = OutgoingReports(router.peers.join(name, key_id=key_id)), PeerCounts()
+        else:
+            self._reports, self.counts = store.reports, store.counts
+            store.heard_otherwise = self._siblings
+        self.peers = self._reports.peers
         #: Probes a replica now; set by the process.
         self.probe: Callable[[str], None] = lambda _: None
         self._link = link
         self._router = router
         self._gateway = gateway
         self._clock = clock
-        self._outgoing = Outgoing()
+        self._outgoing = self._reports.new_transport()
         self._woken = asyncio.Event()
         #: Member by worker.
         self._members: dict[int, str] = {}
-        gateway.on_dispatch = self._on_dispatch
+        gateway.on_dispatch.append(self._on_dispatch)
         link.on_report = self._take
         link.on_ended.append(self._forget)
 
@@ -82,7 +102,7 @@ class LocalPeers:
 
     def write_report(self) -> None:
         """Send a report of now; what a full connection does not take is part of the next one."""
-        report = self._outgoing.add(self.peers.report(now=self._clock()))
+        report = self._reports.make_report(self._outgoing, now=self._clock())
         content = _ENCODE(report)
         self.counts.dropped = self._outgoing.dropped + self.peers.outbox.dropped
         if self._link.send_report(_WRITTEN.pack(monotonic()) + content):
@@ -114,7 +134,9 @@ class LocalPeers:
         report = _DECODE(memoryview(content)[_WRITTEN.size :])
         self.counts.reports["read"] += 1
         self.counts.read_bytes += len(content)
-        self._members[worker] = report.router
+        if self._members.get(worker) != report.router:
+            self._members[worker] = report.router
+            self._siblings.append(report.router)
         age_s = max(0.0, monotonic() - written_s)
         self._gateway.apply(self._router.peers.on_report(report, now=self._clock(), age_s=age_s))
         hints = self.peers.probe_hints

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +27,7 @@ from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.logs import log, log_failure
 from gorgo.live.peer_store.connection import StoreNames, member_name, router_name, seal_key, store_client
 from gorgo.live.peer_store.reader import ReportReader
-from gorgo.live.peer_store.writer import ReportWriter
+from gorgo.live.peer_store.writer import OutgoingReports, ReportWriter
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, StoreFault, Subject
 
 if TYPE_CHECKING:
@@ -229,6 +229,9 @@ class PeerStoreService:
         self.member = member
         self.shared = shared
         self.peers = router.peers.join(member, key_id=key_id)
+        self.reports = OutgoingReports(self.peers)
+        #: Members that are heard of in another way: the other workers of this router, where it has some.
+        self.heard_otherwise: Container[str] = ()
         self.counts = PeerCounts()
         self.link = StoreLink(shared.url, self.counts, clock)
         #: Probes a replica now; set by the process.
@@ -237,9 +240,9 @@ class PeerStoreService:
         self._router = router
         self._gateway = gateway
         self._clock = clock
-        self._writer = ReportWriter(client, names, self.peers, self.counts, clock)
+        self._writer = ReportWriter(client, names, self.reports, self.counts, clock)
         self._reader = ReportReader(client, names, member, self.counts, clock, self._apply)
-        gateway.on_dispatch = self._writer.on_dispatch
+        gateway.on_dispatch.append(self._writer.on_dispatch)
 
     @classmethod
     def connecting(
@@ -269,7 +272,7 @@ class PeerStoreService:
                 await self._reader.caught_up.wait()
 
     async def aclose(self) -> None:
-        self._gateway.on_dispatch = None
+        self._gateway.on_dispatch.clear()
         await self._client.aclose()
 
     def known_peers(self) -> list[PeerRow]:
@@ -329,6 +332,8 @@ class PeerStoreService:
         self.link.on_success("read")
 
     def _apply(self, report: PeerReport, age_s: float) -> None:
+        if report.router in self.heard_otherwise:
+            return
         self._gateway.apply(self._router.peers.on_report(report, now=self._clock(), age_s=age_s))
         hints = self.peers.probe_hints
         while hints:

@@ -82,6 +82,32 @@ class Outgoing:
         self._unwritten = None
 
 
+class OutgoingReports:
+    """The reports of one router over several transports: each gets what happened since its own last one.
+
+    A report that one of them makes is part of the next one of each other. So a peer that hears of this router in two
+    ways has all of it from the one whose reports are newer.
+    """
+
+    def __init__(self, peers: PeerExchange) -> None:
+        self.peers = peers
+        self._transports: list[Outgoing] = []
+
+    def new_transport(self) -> Outgoing:
+        """Return what one more transport has not written yet."""
+        outgoing = Outgoing()
+        self._transports.append(outgoing)
+        return outgoing
+
+    def make_report(self, outgoing: Outgoing, *, now: float) -> PeerReport:
+        """Return the report of now for one transport."""
+        report = self.peers.report(now=now)
+        for each in self._transports:
+            if each is not outgoing:
+                each.add(report)
+        return outgoing.add(report)
+
+
 #: Between two reports, s, if there is news.
 INTERVAL_S = 0.1
 #: Between two reports of urgent dispatches, s: others cannot use more.
@@ -95,17 +121,20 @@ class ReportWriter:
 
     Parameters
     ----------
-    peers:
-        The Router's exchange.
+    reports:
+        Of the Router's exchange.
     """
 
-    def __init__(self, client: Redis, names: StoreNames, peers: PeerExchange, counts: PeerCounts, clock: Clock) -> None:
+    def __init__(
+        self, client: Redis, names: StoreNames, reports: OutgoingReports, counts: PeerCounts, clock: Clock
+    ) -> None:
         self._client = client
         self._names = names
-        self._peers = peers
+        self._reports = reports
+        self._peers = reports.peers
         self._counts = counts
         self._clock = clock
-        self._outgoing = Outgoing()
+        self._outgoing = reports.new_transport()
         self._urgent = asyncio.Event()
         self._enlist_due_s = float("-inf")
 
@@ -129,7 +158,7 @@ class ReportWriter:
         """Write a report of now, and once a second that this member is there. Raises what the client raises."""
         self._urgent.clear()
         started_s = self._clock()
-        report = self._outgoing.add(self._peers.report(now=started_s))
+        report = self._reports.make_report(self._outgoing, now=started_s)
         self._counts.dropped = self._outgoing.dropped + self._peers.outbox.dropped
         text = encode_report(report)
         stream = self._names.stream(self._peers.name)

@@ -101,7 +101,7 @@ def diff(old: Config, new: Config) -> ConfigDiff:
     before = {replica.name: replica for replica in old.replicas}
     after = {replica.name: replica for replica in new.replicas}
     stay = [(before[name], replica) for name, replica in after.items() if name in before]
-    sections = ("proxy", "clients", "limits", "overload")
+    sections = ("proxy", "clients", "limits", "overload", "scaling")
     settings = [key for name in sections for key in _differ(getattr(old, name), getattr(new, name), name)]
     settings += [key for key in ("regions", "models", "fleet_sources") if getattr(old, key) != getattr(new, key)]
     settings += [key for key in _RESTART if getattr(old, key) != getattr(new, key)]
@@ -487,6 +487,7 @@ class Reloader:
             )
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
         state.routing.training.configure(config.proxy.learning)
+        state.routing.scaling.set_scaling(config.scaling)
         state.buffers.limit_bytes = max_buffered_bytes(config.limits)
         state.replicas.draining_targets.update(removed)
         left = [(target, self._monitors.stop(target.name)) for target in removed]

@@ -90,7 +90,9 @@ def output_limits(parsed: Mapping[str, Any]) -> list[int]:
     """
     sampling = parsed.get("sampling_params")
     places = (parsed, sampling) if isinstance(sampling, dict) else (parsed,)
-    return [limit for fields in places for name in _MAX_TOKENS if isinstance(limit := fields.get(name), int)]
+    return [
+        fields[name] for fields in places for name in _MAX_TOKENS if name in fields and isinstance(fields[name], int)
+    ]
 
 
 def wants_more_than_one(limits: Iterable[int]) -> bool:
@@ -478,7 +480,7 @@ def parse_request(
         block_tokens = BLOCK_BYTES * prompt_tokens / fingerprint.text_bytes
     limits = output_limits(parsed)
     request = RouteRequest(
-        # By position: more than fifteen keywords go through a dict, which takes 2 us.
+        # By position: a keyword is searched for among all fields.
         request_id,
         received_s,
         prompt_tokens,
@@ -491,22 +493,24 @@ def parse_request(
         parsed.get("stream") is True,  # streamed
         len(body),
         options.slo_ttft_s,
-        priority=options.priority,
-        client=client,
-        regions=options.regions,
-        idempotent=_is_idempotent(route, parsed),
-        text_bytes=None if are_ids else fingerprint.text_bytes - fields.sketch.media_bytes,
-        route=route,
-        slo_tpot_s=options.slo_tpot_s,
-        kv_hashes={} if exact is None else exact.kv_hashes,
-        boundaries=_boundaries(fingerprint, exact, prompt_tokens),
-        replicas=replicas,
-        prefix_len=options.prefix_len,
-        credential=_credential(headers) if client is None else None,
-        media=media,
-        most_output_tokens=most_output_tokens(limits),
-        answers=answers_of(route, parsed),
+        options.priority,
+        client,
+        options.regions,
+        _is_idempotent(route, parsed),
+        None if are_ids else fingerprint.text_bytes - fields.sketch.media_bytes,  # text_bytes
+        route,
+        options.slo_tpot_s,
+        {} if exact is None else exact.kv_hashes,
+        _boundaries(fingerprint, exact, prompt_tokens),
+        replicas,
+        options.prefix_len,
+        _credential(headers) if client is None else None,
+        media,
+        most_output_tokens(limits),
+        answers_of(route, parsed),
     )
+    if routing.scaling.hot_prompts is not None:
+        routing.scaling.hot_prompts.add(route, model, fingerprint.prefix_hash, body)
     may_be_short = route not in NOT_GENERATING and request.idempotent and wants_more_than_one(limits)
     adds_usage = _adds_usage(route, body, parsed)
     return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans, exact)

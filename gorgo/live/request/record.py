@@ -164,8 +164,9 @@ class RequestRecord:
             "replica": self.replica,
             "status": status,
             "code": self.code,
-            "ttft_ms": None if self.ttft_s is None else round(self.ttft_s * 1e3, 1),
-            "e2e_s": round(now - self.received_s, 4),
+            # Not by `round`, which goes through text and takes ten times as long.
+            "ttft_ms": None if self.ttft_s is None else int(self.ttft_s * 1e4 + 0.5) / 10,
+            "e2e_s": int((now - self.received_s) * 1e4 + 0.5) / 1e4,
             "prompt_tokens": None if outcome is None else outcome.prompt_tokens,
             "cached_tokens": None if outcome is None else outcome.cached_tokens,
             "output_tokens": None if outcome is None else outcome.output_tokens,
@@ -192,24 +193,24 @@ class RequestRecord:
         route = request.route
         tokens = route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
         self.telemetry.request_log.add(
-            Finished(
-                received_s=self.received_s + ahead_s(self.routing.clock),
-                model=route.recorded_model,
-                input_tokens=tokens,
+            Finished(  # by position: more than fifteen keywords go through a dict
+                self.received_s + ahead_s(self.routing.clock),
+                route.recorded_model,  # model
+                tokens,  # input_tokens
                 # An incomplete response would have been longer.
-                output_tokens=outcome.output_tokens if outcome.result is COMPLETED else None,
-                text_bytes=request.text_bytes,
-                status=status,
-                hashes=logged_hashes(route.blocks),
-                client=self.client,
-                replica=self.replica,
-                cached_tokens=outcome.cached_tokens,
-                attempts=self.attempts,
-                queued_s=self.queued_s,
-                ttft_s=self.ttft_s,
-                e2e_s=now - self.received_s,
-                boundaries=token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),
-                ttft_parts_s=self.ttft_parts_s,
+                outcome.output_tokens if outcome.result is COMPLETED else None,
+                request.text_bytes,
+                status,
+                logged_hashes(route.blocks),
+                self.client,
+                self.replica,
+                outcome.cached_tokens,
+                self.attempts,
+                self.queued_s,
+                self.ttft_s,
+                now - self.received_s,  # e2e_s
+                token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),
+                self.ttft_parts_s,
             )
         )
 

@@ -22,7 +22,7 @@ ADDED = frozenset(
     )
 )
 #: Gauges of which the greatest counts, and the least.
-GREATEST = frozenset(("gorgo_saturation_ratio", "gorgo_config_reload_failed"))
+GREATEST = frozenset(("gorgo_saturation_ratio", "gorgo_config_reload_failed", "gorgo_replicas_wanted"))
 LEAST = frozenset(("gorgo_ready", "gorgo_replica_eligible"))
 #: Counters of events that reach every worker: each has counted them all.
 OF_ALL = frozenset(("gorgo_replica_restarts", "gorgo_config_reloads"))

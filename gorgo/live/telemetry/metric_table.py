@@ -165,6 +165,12 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_fleet_source_problems", "gauge", ("source",), "Objects of the source that make no replica."),
     MetricSpec("gorgo_saturation_ratio", "gauge", ("resource",), "Share of what this process can do, by resource."),
     MetricSpec("gorgo_queue_requests", "gauge", (), "Queued requests."),
+    MetricSpec(
+        "gorgo_replicas_wanted",
+        "gauge",
+        ("region", "model"),
+        "Replicas that serve the expected requests in time; absent without `scaling.ttft_ms`.",
+    ),
     MetricSpec("gorgo_buffered_bytes", "gauge", (), "Buffered bytes, reserved ones included."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Prefix index blocks."),
     MetricSpec("gorgo_cache_reported_blocks", "gauge", _REPLICA, "KV blocks that the engine reports as cached."),

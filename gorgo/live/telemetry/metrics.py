@@ -6,7 +6,7 @@ Owns the hooks (`Metrics`), the metrics of caches (`CacheMetrics`), and the use 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, process_time
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from gorgo.core.messages.decision import CacheSourceStats, Decision
 from gorgo.core.messages.request import Outcome
 from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
+from gorgo.core.scaling import WantedReplicas
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.http.tls import ServedTls
 from gorgo.live.telemetry.counters import (
@@ -160,6 +161,13 @@ class Listeners:
     tls: list[ServedTls] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class WantedMetrics:
+    """What a scrape reads of the wanted replicas; set once the service is built."""
+
+    read: Callable[[], Sequence[WantedReplicas]] = tuple
+
+
 #: Requests after which the observations that wait are sorted into their buckets: 2,000 values, a millisecond at most.
 FOLD_REQUESTS = 128
 
@@ -190,13 +198,16 @@ class Metrics:
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
         self.listeners = Listeners()
+        self.wanted = WantedMetrics()
         self.registry.register(self._cells)
         self.caches = CacheMetrics()
         self.registry.register(self.caches)
         self.peers = PeerMetrics()
         self.registry.register(self.peers)
         self.registry.register(
-            _RouterGauges(router, clock, self.config, self.listeners, buffers, self.learning, found or FoundFleet())
+            _RouterGauges(
+                router, clock, self.config, self.listeners, buffers, self.learning, found or FoundFleet(), self.wanted
+            )
         )
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
@@ -413,8 +424,10 @@ class _RouterGauges(Collector):
         buffers: BufferBudget,
         learning: LearningMetrics,
         found: FoundFleet,
+        wanted: WantedMetrics,
     ) -> None:
         self._found = found
+        self._wanted = wanted
         self._saturation = Saturation(router, buffers)
         self._learning = learning
         self._buffers = buffers
@@ -447,6 +460,8 @@ class _RouterGauges(Collector):
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
         families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
         families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)
+        for group in self._wanted.read():
+            families["gorgo_replicas_wanted"].add_metric((group.region, group.model or "none"), group.wanted)
         for resource, share in self._saturation.shares():
             families["gorgo_saturation_ratio"].add_metric((resource,), share)
         for source in self._found.as_rows(self._clock()):

@@ -1,32 +1,29 @@
-"""The outcome log: every ended attempt with all its candidates, as a data set for the training of policies. No text.
+"""The outcome log: every ended attempt with all its candidates, as data for training and for `gorgo whatif`. No text.
 
-Owns the form of a line and the features in it. `live.logs` owns the queue, `live.logs` the files, and `gorgo.lab.learn`
-reads them.
+Owns the form of a line. `live.logs` owns the queue and the files, and `gorgo.lab.decisions` reads them.
 
-Theory of operation. A line has the features of all candidates, not those of one policy: a policy is trained on any of
-them, whichever policy routed. A feature with one value for all candidates is that number, else a list. `prior_s` is the
-prediction of `gorgo-ms` from dispatch to first token, as `gorgo-residual` has it.
+Theory of operation. A line has all columns of all candidates and the sizes of the request, so that any policy can
+choose again, whichever policy routed, and any feature can be computed (`core.training.candidate_table`). A column with
+one value for all candidates is that value, else a list; unknown is null, and infinite is "inf".
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.interface import Candidates
 from gorgo.core.record import record
-from gorgo.core.training.features import ACCELERATOR, FEATURES, feature_table
+from gorgo.core.training.candidate_table import CANDIDATE_COLUMNS
 from gorgo.core.training.learning import RecordedOutcome
 from gorgo.live.logs import OUTCOME_LOG, LineFile, LineLog, LineOutput
-from gorgo.policies.learned.gorgo_residual import PRIOR, GorgoResidual
 
-SCHEMA = 1
+#: Version 1 had features in the place of columns, and no probability.
+SCHEMA = 2
 #: A day of two requests a second over three replicas; an hour of ten over 64.
 MAX_FILE_BYTES = 256 << 20
 MAX_FILES = 5
@@ -36,26 +33,36 @@ MAX_WAITING = 2000
 
 @record
 class OutcomeLine:
-    """An ended attempt as a line. `names` are those of the columns of its features."""
+    """An ended attempt as a line."""
 
     outcome: RecordedOutcome
-    names: tuple[str, ...]
 
     def as_line(self) -> str:
         """Return the JSON line."""
         outcome, decision, row = self.outcome, self.outcome.decision, self.outcome.row
+        table = outcome.candidates
         fields: dict[str, Any] = {
             "request_id": decision.request_id,
             "attempt": decision.attempt,
             "dispatched_s": _number(decision.decided_s, 4),
             "policy": decision.policy,
+            "weights": dict(decision.weights),
             "model_version": decision.model_version,
             "fallback": decision.fallback,
             "predicted_ttft_s": _number(decision.predicted_ttft_s, 6),
             "candidates": list(decision.candidates),
             "chosen": decision.row,
+            "probability": _number(outcome.probability, 6),
             "cost": None if decision.cost is None else [_number(cost, 6) for cost in decision.cost.tolist()],
-            "features": dict(zip(self.names, map(_cells, outcome.features.T), strict=True)),
+            "columns": dict(zip(CANDIDATE_COLUMNS, map(_cells, table.cells), strict=True)),
+            "body_bytes": table.body_bytes,
+            "streamed": table.streamed,
+            "waited_s": _number(table.waited_s, 6),
+            "found_share": _number(table.found_share, 6),
+            "shared": None if table.shared is None else [table.shared.depths, table.shared.worths],
+            "slo_ttft_s": table.slo_ttft_s,
+            "slo_tpot_s": table.slo_tpot_s,
+            "estimated_prompt_tokens": table.prompt_tokens,
             "result": outcome.result.value,
             "e2e_s": _number(outcome.e2e_s, 6),
             # An answer in one piece has no first token: what is learned of it is `e2e_s`.
@@ -78,24 +85,14 @@ class OutcomeLog:
     ----------
     add:
         Takes a line; never waits.
-    accelerators:
-        Those of the fleet; each is a feature.
     """
 
-    def __init__(self, add: Callable[[OutcomeLine], None], accelerators: Iterable[str]) -> None:
+    def __init__(self, add: Callable[[OutcomeLine], None]) -> None:
         self._add = add
-        self._plain = (*FEATURES, *(f"{ACCELERATOR}{name}" for name in sorted(set(accelerators))))
-        self._residual = GorgoResidual()
-        self.names = (*self._plain, PRIOR)
-
-    def candidate_features(self, request: RouteRequest, candidates: Candidates) -> NDArray[np.float32]:
-        """Return a row per candidate."""
-        prior = self._residual.features(request, candidates)[:, -1:]
-        return np.hstack([feature_table(self._plain, request, candidates), prior])
 
     def record_outcome(self, outcome: RecordedOutcome) -> None:
         """Queue the line of an ended attempt."""
-        self._add(OutcomeLine(outcome, self.names))
+        self._add(OutcomeLine(outcome))
 
 
 def outcome_log_file(path: Path, *, boot_id: str, clock: Callable[[], float]) -> LineFile:
@@ -111,10 +108,18 @@ def outcome_log(file: LineOutput, *, count: Callable[[str, int], None]) -> LineL
     return LineLog(file, count=count, events=OUTCOME_LOG, max_waiting=MAX_WAITING)
 
 
-def _cells(column: NDArray[np.float32]) -> float | list[float]:
-    """Return a feature's values; one number if all candidates have the same."""
-    values = [float(f"{value:.7g}") for value in column.tolist()]
-    return values[0] if values.count(values[0]) == len(values) else values
+def _cells(column: NDArray[np.float64]) -> Any:
+    """Return a column's cells; one if all candidates have the same."""
+    cells = [_cell(value) for value in column.tolist()]
+    return cells[0] if cells.count(cells[0]) == len(cells) else cells
+
+
+def _cell(value: float) -> float | str | None:
+    if value != value:
+        return None
+    if value - value != 0.0:
+        return "inf" if value > 0.0 else "-inf"
+    return int(value) if value.is_integer() else float(f"{value:.9g}")
 
 
 def _number(value: float | None, digits: int = 0) -> float | None:

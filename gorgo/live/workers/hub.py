@@ -42,9 +42,11 @@ class FrameKind(IntEnum):
     RETIRE = 5
     #: Whether changes wait for a successor.
     PAUSE = 12
-    #: From a worker, to the parent: it serves; and one that is to be started again.
+    #: From a worker, to the parent: it serves; one that is to be started again; it ends and leads no longer, which the
+    #: parent answers with the leader.
     READY = 6
     RESTART = 11
+    LEAVE = 13
     #: Between workers: a report that the next one replaces, an event, a question and its answer.
     REPORT = 7
     EVENT = 8

@@ -27,6 +27,10 @@ from gorgo.live.workers.hub import ALL, HEAD_BYTES, PARENT, Channel, Frame, Fram
 #: For the answer of another worker: its event loop has a turn of some milliseconds at most.
 ANSWER_S = 5.0
 
+#: For the others to have sent what they had for a leader that ends, and for those that end too to have ended, s: their
+#: requests have ended by then.
+LEAVE_S = 5.0
+
 #: For the state of a leader that starts itself: it probes its replicas for five seconds at most.
 JOIN_S = 10.0
 
@@ -119,6 +123,8 @@ class WorkerLink:
     _handlers: dict[str, Handler] = field(default_factory=dict)
     #: Set with the next table of workers.
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set with the next word of the parent on who leads.
+    _decided: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set with the next handler.
     _registered: asyncio.Event = field(default_factory=asyncio.Event)
     _numbers: Any = field(default_factory=lambda: count(1))
@@ -199,15 +205,26 @@ class WorkerLink:
         await asyncio.gather(*(one(worker) for worker in (self.serving if workers is None else workers)))
         return dict(sorted(found.items()))
 
-    async def wait_for_others(self, limit_s: float) -> None:
-        """Wait until all others have ended, or the parent has, for `limit_s` at most."""
+    async def end_lead(self) -> None:
+        """Let another worker lead that does not end, and wait for what the others have sent to this one.
+
+        Where all of them end, the one that leads waits for the rest: their last lines are written here.
+        """
+        led = self.leads
+        self._decided.clear()
+        if not self._send(FrameKind.LEAVE, PARENT, 0, None):
+            return
         with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                while not self.ended.is_set() and any(
-                    row.number != self.number and row.state not in ("ended", "waiting") for row in self.rows
-                ):
+            async with asyncio.timeout(LEAVE_S):
+                await first_of(self._decided, self.ended)
+                if led and not self.leads:
+                    await self.question_all("reached", limit_s=LEAVE_S)
+                while self.leads and not self.ended.is_set() and any(map(self._is_left, self.rows)):
                     self._changed.clear()
                     await first_of(self._changed, self.ended)
+
+    def _is_left(self, row: WorkerRow) -> bool:
+        return row.number != self.number and row.state not in ("ended", "waiting")
 
     # -- in
 
@@ -289,6 +306,7 @@ class WorkerLink:
 
     def _set_leader(self, leader: int) -> None:
         self.leader = leader
+        self._decided.set()
         if self.leads and not self.leads_now.is_set():
             log("worker_leads", worker=self.number)
             self.leads_now.set()

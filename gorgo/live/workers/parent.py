@@ -6,8 +6,9 @@ Theory of operation. The parent binds the listeners before the first worker star
 has ended, so a client that connects waits while there is no worker, and is not refused. Every worker is a fresh
 interpreter with the parent's own command line; what it starts with comes over its connection. A worker that ends by
 itself is started again: at once where it served for a while, after a pause that grows where it did not. One that ends
-before any has served ends the start, with its exit code. The end of the parent, however it comes, is the end of the
-connections, by which workers stop.
+before any has served ends the start, with its exit code. One interpreter more has loaded the program and waits for
+what it starts with, because loading is nine tenths of a start. The end of the parent, however it comes, is the end of
+the connections, by which workers stop.
 """
 
 from __future__ import annotations
@@ -28,16 +29,31 @@ from gorgo.live.logs import log
 from gorgo.live.workers.counts import SharedCounts
 from gorgo.live.workers.hub import ALL, PARENT, Channel, Frame, FrameKind, packed, unpacked
 from gorgo.live.workers.link import WorkerRow, WorkerStart
+from gorgo.live.workers.takeover import LATE, LIMIT_S, SERVES, announce, pass_listeners, peer_of
 
-#: Variable with the descriptor of a worker's connection, and with those that a parent takes from its predecessor.
+#: Variables with the descriptor of a worker's connection, and of a successor's to its predecessor.
 WORKER_VARIABLE, TAKEOVER_VARIABLE = "GORGO_WORKER", "GORGO_TAKEOVER"
 #: A worker that served for so long is started again at once, s; the pauses of others, s.
 SERVED_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 30.0
-#: What a successor says once it serves.
-_SERVES = b"serves"
 #: Workers have the grace period to end their requests, and this to end themselves, s. Then they are killed.
 END_S = 10.0
+#: To read what a worker that has ended had sent, s.
+LAST_FRAMES_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Interpreter:
+    """A process that becomes a worker with the first frame on its connection."""
+
+    process: asyncio.subprocess.Process
+    connection: socket.socket
+
+    def kill(self) -> None:
+        """End it before it has become one."""
+        self.connection.close()
+        with suppress(ProcessLookupError):
+            self.process.kill()
 
 
 @dataclass(slots=True)
@@ -49,6 +65,10 @@ class _Worker:
     channel: Channel | None = None
     state: str = "starting"
     started_s: float = 0.0
+    #: Whether its requests have ended, and it will not lead.
+    leaves: bool = False
+    #: Set with the end of its connection: all that it has sent has been read.
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
     #: Ends that nobody asked for: all of them, and those soon after a start, in a row.
     restarts: int = 0
     failures: int = 0
@@ -79,6 +99,8 @@ class ParentOptions:
         Whether the workers follow a file, which a SIGHUP has read again.
     predecessor:
         Connection to the parent whose listeners this one takes over.
+    offer:
+        Where successors are waited for that an operator starts; `None`: nowhere.
     """
 
     command: Sequence[str]
@@ -88,6 +110,7 @@ class ParentOptions:
     ready: Callable[[], None]
     reloads: bool = True
     predecessor: socket.socket | None = None
+    offer: socket.socket | None = None
 
 
 @dataclass(slots=True)
@@ -102,6 +125,8 @@ class Parent:
     failed: int = 0
     _stopping: bool = False
     _is_ready: bool = False
+    #: What the next worker becomes that is started again.
+    _spare: asyncio.Task[_Interpreter] | None = None
     #: Set while a successor starts, and when it serves.
     _successor: asyncio.Task[None] | None = None
     _retired: bool = False
@@ -112,7 +137,7 @@ class Parent:
         self.workers = [_Worker(number) for number in range(self.options.start.processes)]
         for worker in self.workers:
             self.counts.reset(worker.number)
-        with self._signals():
+        with self._signals(), self._offering():
             async with asyncio.TaskGroup() as tasks:
                 for worker in self.workers:
                     tasks.create_task(self._keep(worker))
@@ -122,9 +147,13 @@ class Parent:
     async def _keep(self, worker: _Worker) -> None:
         """Run one worker after another until the parent stops."""
         while not self._stopping:
-            await self._start(worker)
-            assert worker.process is not None
-            code = await self._end_of(worker)
+            try:
+                await self._start(worker)
+            except OSError as error:  # no memory, or no descriptor
+                log("worker_not_started", level=logging.ERROR, worker=worker.number, error=error.strerror)
+                code = 1
+            else:
+                code = await self._end_of(worker)
             self._on_end(worker, code)
             if not self._stopping:
                 await self._pause(worker)
@@ -146,35 +175,65 @@ class Parent:
                     log("worker_killed", level=logging.WARNING, worker=worker.number, after_s=limit_s)
                     worker.process.kill()
                     await ended
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_FRAMES_S):
+                await worker.closed.wait()
         return ended.result()
 
     async def _start(self, worker: _Worker) -> None:
-        ours, theirs = socket.socketpair()
+        """Start a worker. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        worker.state, worker.started_s, worker.retry_s = "starting", loop.time(), None
+        worker.leaves, worker.closed = False, asyncio.Event()
+        interpreter = await self._take_interpreter()
+        worker.process, connection = interpreter.process, interpreter.connection
         if self.workers[self.leader].state == "waiting":
             self.leader = worker.number
         start = replace(self.options.start, number=worker.number, leader=self.leader)
-        descriptors = (theirs.fileno(), start.data, start.admin, start.counts)
-        with theirs:
-            worker.process = await asyncio.create_subprocess_exec(
-                *self.options.command,
-                stdin=subprocess.DEVNULL,
-                # The parent alone says that requests can be routed, and its end ends what is read there.
-                stdout=subprocess.DEVNULL,
-                env={**self.options.environ, WORKER_VARIABLE: str(theirs.fileno())},
-                pass_fds=descriptors,
-                # A terminal's Ctrl-C is the parent's: workers would take what it passes on for a second one.
-                start_new_session=True,
-            )
-        ours.setblocking(False)
-        loop = asyncio.get_running_loop()
-        worker.state, worker.started_s, worker.retry_s = "starting", loop.time(), None
+        connection.setblocking(False)
         _, worker.channel = await loop.create_unix_connection(
-            lambda: Channel(lambda frame: self._on_frame(worker, frame), lambda: None), sock=ours
+            lambda: Channel(lambda frame: self._on_frame(worker, frame), worker.closed.set), sock=connection
         )
         worker.channel.write_frame(Frame(FrameKind.START, PARENT, worker.number, 0, packed(start)))
         if self._stopping:
             self._signal(worker, signal.SIGTERM)
         self._publish_table()
+
+    async def _take_interpreter(self) -> _Interpreter:
+        """Return the spare interpreter, or a new one. Raises `OSError`."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with suppress(OSError):
+                interpreter = await spare
+                if interpreter.process.returncode is None:
+                    return interpreter
+                interpreter.kill()
+        return await self._new_interpreter()
+
+    async def _new_interpreter(self) -> _Interpreter:
+        ours, theirs = socket.socketpair()
+        start = self.options.start
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *self.options.command,
+                stdin=subprocess.DEVNULL,
+                # The parent alone says that requests can be routed, and its end ends what is read there.
+                stdout=subprocess.DEVNULL,
+                env={**self.options.environ, WORKER_VARIABLE: str(theirs.fileno())},
+                pass_fds=(theirs.fileno(), start.data, start.admin, start.counts),
+                # A terminal's Ctrl-C is the parent's: workers would take what it passes on for a second one.
+                start_new_session=True,
+            )
+        return _Interpreter(process, ours)
+
+    def _prepare_spare(self) -> None:
+        if self._is_ready and not self._stopping and self._spare is None:
+            self._spare = asyncio.get_running_loop().create_task(self._new_interpreter())
+
+    def _drop_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.add_done_callback(lambda task: None if task.exception() else task.result().kill())
 
     def _on_end(self, worker: _Worker, code: int) -> None:
         """Take note of the end of a worker, and let another one lead."""
@@ -221,9 +280,9 @@ class Parent:
                     await self._changed.wait()
 
     def _choose_leader(self) -> None:
-        """Let the first worker that serves lead; without one the first that starts will."""
-        serving = [worker.number for worker in self.workers if worker.state == "ready"]
-        running = [worker.number for worker in self.workers if worker.process is not None]
+        """Let the first worker that serves lead; without one the first that starts will. One that leaves does not."""
+        running = [worker.number for worker in self.workers if worker.process is not None and not worker.leaves]
+        serving = [number for number in running if self.workers[number].state == "ready"]
         self.leader = next(iter(serving or running), self.leader)
         self._send_all(FrameKind.LEADER, self.leader)
 
@@ -232,6 +291,8 @@ class Parent:
     def _on_frame(self, sender: _Worker, frame: Frame) -> None:
         if frame.kind is FrameKind.READY:
             self._on_ready(sender)
+        elif frame.kind is FrameKind.LEAVE:
+            self._on_leave(sender)
         elif frame.kind is FrameKind.RESTART:
             self._restart(self.workers[unpacked(frame.content)])
         elif frame.receiver == ALL:
@@ -250,11 +311,23 @@ class Parent:
         log("worker_ready", worker=worker.number, pid=None if worker.process is None else worker.process.pid)
         self._publish_table()
         if not self._is_ready and all(each.state == "ready" for each in self.workers):
+            predecessor = self.options.predecessor
+            if predecessor is not None and not announce(predecessor):
+                log("takeover_late", level=logging.ERROR)
+                self.failed = 1
+                self._stop()
+                return
             self._is_ready = True
-            if self.options.predecessor is not None:
-                self.options.predecessor.send(_SERVES)
-                self.options.predecessor.close()
             self.options.ready()
+        self._prepare_spare()
+
+    def _on_leave(self, worker: _Worker) -> None:
+        """Let another one lead, and answer the worker in any case."""
+        worker.leaves = True
+        if worker.number == self.leader:
+            self._choose_leader()
+        elif worker.channel is not None:
+            worker.channel.write_frame(Frame(FrameKind.LEADER, PARENT, worker.number, 0, packed(self.leader)))
 
     def _restart(self, worker: _Worker) -> None:
         """End a worker in order; it is started again."""
@@ -294,6 +367,7 @@ class Parent:
     def _stop(self) -> None:
         """Pass the signal on: the first one stops workers in order, a second one at once."""
         self._stopping = True
+        self._drop_spare()
         self._changed.set()
         for worker in self.workers:
             self._signal(worker, signal.SIGTERM)
@@ -308,37 +382,99 @@ class Parent:
 
     def _begin_takeover(self) -> None:
         """Start a successor on the same listeners; once it serves, retire."""
-        if self._is_ready and not self._stopping and self._successor is None:
+        if self._accepts_successor:
             self._successor = asyncio.get_running_loop().create_task(self._start_successor())
 
-    async def _start_successor(self) -> None:
-        """Start a successor. Until it serves, no change is made here: it would not have it."""
-        options, start = self.options, self.options.start
-        ours, theirs = socket.socketpair()
-        words = ",".join(str(each) for each in (theirs.fileno(), start.data, start.admin))
-        self._send_all(FrameKind.PAUSE, True)
-        with ours, theirs:
-            ours.setblocking(False)
-            successor = await asyncio.create_subprocess_exec(
-                *options.command,
-                env={**options.environ, TAKEOVER_VARIABLE: words},
-                pass_fds=(theirs.fileno(), start.data, start.admin),
-            )
-            log("takeover_begun", pid=successor.pid)
-            theirs.close()
-            said = await asyncio.get_running_loop().sock_recv(ours, len(_SERVES))
-        if said == _SERVES:
-            log("takeover_done", pid=successor.pid)
-            self._retire()
+    @property
+    def _accepts_successor(self) -> bool:
+        return self._is_ready and not self._stopping and self._successor is None
+
+    @contextmanager
+    def _offering(self) -> Iterator[None]:
+        """Wait for a successor that an operator starts."""
+        offer = self.options.offer
+        if offer is None:
+            yield
             return
-        code = await successor.wait()
-        log("takeover_failed", level=logging.ERROR, exit_code=code)
+        offer.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(offer.fileno(), self._on_successor, offer)
+        try:
+            yield
+        finally:
+            self._end_offer()
+
+    def _end_offer(self) -> None:
+        """Leave the name to a successor: the socket is open there."""
+        if self.options.offer is not None and self.options.offer.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self.options.offer.fileno())
+            self.options.offer.close()
+
+    def _on_successor(self, offer: socket.socket) -> None:
+        try:
+            connection, _ = offer.accept()
+        except OSError:  # it has gone
+            return
+        pid = peer_of(connection)
+        if pid is None or not self._accepts_successor:
+            connection.close()
+            return
+        self._successor = asyncio.get_running_loop().create_task(self._accept_successor(connection, pid))
+
+    async def _accept_successor(self, connection: socket.socket, pid: int) -> None:
+        with connection:
+            serves = await self._wait_for_successor(connection, pid)
+        if not serves:
+            self._keep_on(pid, None)
+
+    async def _start_successor(self) -> None:
+        options = self.options
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                successor = await asyncio.create_subprocess_exec(
+                    *options.command,
+                    env={**options.environ, TAKEOVER_VARIABLE: str(theirs.fileno())},
+                    pass_fds=(theirs.fileno(),),
+                )
+            serves = await self._wait_for_successor(ours, successor.pid)
+        if not serves:
+            self._keep_on(successor.pid, await successor.wait())
+
+    async def _wait_for_successor(self, connection: socket.socket, pid: int) -> bool:
+        """Give a successor the listeners, and retire once it serves; return whether it does.
+
+        Until then no change is made here: it would not have it.
+        """
+        log("takeover_begun", pid=pid)
+        self._send_all(FrameKind.PAUSE, True)
+        connection.setblocking(False)
+        loop, start, said = asyncio.get_running_loop(), self.options.start, b""
+        try:
+            pass_listeners(connection, start.data, start.admin, self.options.offer)
+            async with asyncio.timeout(LIMIT_S):
+                said = await loop.sock_recv(connection, len(SERVES))
+        except TimeoutError:
+            with suppress(OSError):
+                connection.send(LATE)
+        except OSError:  # it has ended
+            pass
+        if said == SERVES:
+            log("takeover_done", pid=pid)
+            self._retire()
+        return said == SERVES
+
+    def _keep_on(self, pid: int, code: int | None) -> None:
+        """Go on without the successor."""
+        log("takeover_failed", level=logging.ERROR, pid=pid, exit_code=code)
         self._send_all(FrameKind.PAUSE, False)
         self._successor = None
 
     def _retire(self) -> None:
         """Let the workers end their requests, and accept no more."""
         self._stopping = self._retired = True
+        self._drop_spare()
+        self._end_offer()
         self._send_all(FrameKind.RETIRE, None)
         self._changed.set()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Rows, Table
-from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, fill_unknown
+from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, explored_row, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import prefix_group
 from gorgo.core.training.model import Model, TrainingSpec
@@ -110,6 +110,8 @@ class Lodestar(LearnedPolicy):
     )
     unit: ClassVar[str] = "ms"
     index: ClassVar[IndexKind] = "bounded"
+    #: Its guards draw.
+    draws: ClassVar[bool] = True
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("range_check", 1.0, 0.0, 1.0, "1: out of the training's range the heuristic decides", "no"),
         WeightSpec("range_margin", 0.1, 0.0, 10.0, "share of a feature's range that counts as within it", "no"),
@@ -136,8 +138,9 @@ class Lodestar(LearnedPolicy):
         if len(candidates) > 1:
             if weights["range_check"] and not _is_in_range(model, table, weights):
                 return prior.choice(heuristic, table, guard="out_of_range")
-            if rng.random() < weights["epsilon"]:
-                return prior.choice(Choice(int(rng.integers(len(candidates)))), table, guard="explore")
+            explored = explored_row(len(candidates), weights["epsilon"], rng)
+            if explored is not None:
+                return prior.choice(Choice(explored), table, guard="explore")
         group = _rows_of_group(request, candidates, weights)
         rows = np.arange(len(candidates)) if group is None else group
         if len(rows) > MOST_EVALUATED:

@@ -256,6 +256,8 @@ class PredictedLatency(LearnedPolicy):
     signal_ages: ClassVar[Mapping[str, float]] = {"queued_requests": 1.0, "used_tokens": 1.0}
     #: An objective of a request steers it and sheds it not (`core.policy.interface.takes_objectives`).
     takes_objectives: ClassVar[bool] = True
+    #: Its guards draw.
+    draws: ClassVar[bool] = True
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("affinity_first", 0.99, 0.0, 1.0, "cached share of the first gate; 0: no gate", "no"),
         WeightSpec("affinity", 0.8, 0.0, 1.0, "cached share of the second gate; 0: no gate", "no"),

@@ -815,9 +815,10 @@ class Exchange:
         """Forget the answer at the end of the exchange."""
         if self._retained is None and self._running is None and self._broken is None:
             return
-        for passage in (self._retained, self._running):
-            if passage is not None:
-                passage.release()
+        if self._retained is not None:
+            self._retained.release()
+        if self._running is not None and self._running is not self._retained:
+            self._running.release()
         self._retained = self._running = self._running_at = self._broken = self._beside = None
 
     # -- an answer that is asked for elsewhere while its stream is open

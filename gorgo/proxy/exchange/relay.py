@@ -791,10 +791,11 @@ class Passage:
             return None
         if self.seam is not None:
             return self.outcome_of_rest(self.seam) if self.seam.has_sent_end else None
-        if not has_end(self.route, self.tail.tail):
+        tail = self.tail.tail
+        if not has_end(self.route, tail):
             return None
         self.gaps.drop_end(self.route)
-        return _whole(self)
+        return _whole(self, tail)
 
 
 #: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
@@ -954,17 +955,17 @@ async def _end(passage: Passage, reason: str) -> Outcome:
         raise UpstreamError(TRUNCATED)
     if end is StreamEnd.COMPLETE and passage.on_keep is not None and lacks_last_event(passage.route, tail):
         await passage.end_pause()
-        raise CutEndError(reason, _whole(passage))
+        raise CutEndError(reason, _whole(passage, tail))
     await passage.end_body()
     if end is StreamEnd.ERROR:
         return replace(passage.outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
-    return _whole(passage)
+    return _whole(passage, tail)
 
 
-def _whole(passage: Passage) -> Outcome:
-    """Return the outcome of a stream that has its end."""
+def _whole(passage: Passage, tail: bytes) -> Outcome:
+    """Return the outcome of a stream that has its end, by its last bytes."""
     usage = passage.tail.usage()
-    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, passage.tail.tail, usage))
+    return passage.outcome(AttemptResult.COMPLETED, usage=usage, short=_is_short(passage, tail, usage))
 
 
 def _is_short(passage: Passage, stream: bytes, usage: Usage | None) -> bool | None:

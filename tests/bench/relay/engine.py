@@ -75,6 +75,8 @@ _PAGES: Mapping[bytes, bytes] = {
 }
 _OTHER_PAGE = _page(json.dumps(_INFO).encode())
 
+#: Of an answer in one piece.
+_WHOLE_TOKENS = 8
 #: Lengths of prompts in one run, with and without their prefix in the cache.
 _LENGTHS_MAX = 1024
 _BYTES_PER_TOKEN, _PAGE_TOKENS = 4, 64
@@ -86,19 +88,20 @@ _IN, _OUT = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
 _STDIN = 0
 
 
-def _usage(prompt: int, cached: int) -> bytes:
+def _usage(prompt: int, cached: int, output: int) -> bytes:
     details = b'"prompt_tokens_details":{"cached_tokens":%d}' % cached
-    return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":8,%s}}' % (prompt, prompt + 8, details)
+    counts = b'"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % (prompt, prompt + output, output)
+    return b',"usage":{%s,%s}}' % (counts, details)
 
 
 @lru_cache(_LENGTHS_MAX)
 def answer(prompt: int, cached: int) -> bytes:
-    return _page(_ANSWER[:-1] + _usage(prompt, cached))
+    return _page(_ANSWER[:-1] + _usage(prompt, cached, _WHOLE_TOKENS))
 
 
 @lru_cache(_LENGTHS_MAX)
-def _end(prompt: int, cached: int) -> bytes:
-    return _STOP + _event((_EVENT % b"")[:-1] + _usage(prompt, cached)) + _DONE
+def _end(prompt: int, cached: int, output: int) -> bytes:
+    return _STOP + _event((_EVENT % b"")[:-1] + _usage(prompt, cached, output)) + _DONE
 
 
 class PrefixCache:
@@ -203,7 +206,7 @@ class _Connection:
     def _stream(self, body: bytes) -> None:
         tokens, gap_ms = number_in(body, b"max_completion_tokens", 16), number_in(body, b"seed", 10)
         first = STREAM_HEAD + ROLE + TOKEN
-        self._end = _end(*self._cache.tokens(body))
+        self._end = _end(*self._cache.tokens(body), tokens)
         if tokens == 1:
             self._write(first + self._end)
             return

@@ -19,6 +19,7 @@ from gorgo.cli.admin import status as status_watch
 from gorgo.cli.admin.call import CallError
 from gorgo.cli.admin.explain import _sample
 from gorgo.cli.admin.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
+from gorgo.core.scaling import WantedReplicas
 from gorgo.formatting import ms
 from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import Alert, DecisionStatus
@@ -171,6 +172,26 @@ def test_each_fleet_source_is_a_line_and_so_is_each_object_without_a_replica() -
     older = look()
     del older["fleet_sources"]
     assert "source " not in printed(older)
+
+
+def test_the_wanted_replicas_of_each_region_and_model_are_a_line() -> None:
+    row = WantedReplicas(
+        region="eu",
+        model="m\x1b",
+        wanted=1,
+        needed=1,
+        replicas=3,
+        work=0.1,
+        expected_work=0.1,
+        attainment=0.5,
+        expected_attainment=1.0,
+        correction=0.0,
+        backlog_s=0.0,
+    )
+    assert "\nwanted in eu (m?): 1 replica, 3 serve, 50 % in time\n" in printed(look(scaling=[row]))
+    older = look()
+    del older["scaling"]
+    assert "wanted in" not in printed(older)
 
 
 def test_the_store_of_several_routers_is_a_line_and_so_is_each_peer() -> None:

@@ -24,6 +24,7 @@ from gorgo.cli.tune import tune as tune_command
 from gorgo.cli.tune.options import TuneSettings
 from gorgo.cli.tune.tune import Changes, addresses_of, tune
 from gorgo.config.load import load_config
+from gorgo.errors import TraceError
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.offline.search import SearchOptions
@@ -288,6 +289,25 @@ def test_a_live_tuner_gets_every_option_that_was_given(
             metrics_bind=("127.0.0.1", 0),
         )
     ]
+
+
+def test_a_decision_log_is_the_campaign_s_filter_under_the_policy_that_is_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[SidecarOptions] = []
+
+    async def run_sidecar(options: SidecarOptions, _reporter: object, _stop: object) -> bool:
+        started.append(options)
+        return True
+
+    monkeypatch.setattr("tuner.sidecar.run_sidecar", run_sidecar)
+    file = tmp_path / "tune.yaml"
+    file.write_text(f"decision_log: {tmp_path / 'none.jsonl'}")
+    assert run("tune", "--url", "http://h:1", "--settings", file).exit_code == 0
+    (options,) = started
+    assert options.log_filter is not None
+    with pytest.raises(TraceError, match=r"none\.jsonl: No such file or directory; expected an outcome log"):
+        options.log_filter("gorgo")
 
 
 # --- `gorgo tune --every-address`: the proxies behind one name, and the end of a tuner whose proxies have changed.

@@ -13,6 +13,7 @@ import pytest
 from starlette.requests import Request
 
 from gorgo.config.fleet import FleetSourceConfig
+from gorgo.core.scaling import Group, GroupEvidence, ScalingLimits, ScalingSignal
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.admin.app import Admin
 from gorgo.live.admin.bodies import (
@@ -276,6 +277,7 @@ async def test_requests_have_the_keys_of_the_reference_and_no_others(start: Star
 async def test_rows_have_the_keys_of_the_reference(start: Start, tmp_path: Path) -> None:
     proxy = await followed(start, tmp_path)
     rows = {code(row[0])[0]: code(row[1]) for row in rows_of(SECTION, "row of", "keys")}
+    signal = ScalingSignal(ScalingLimits(ttft_s=2.0))
     found = {
         "fleet_sources": FoundFleet([FleetSourceConfig(name="dns", kind="dns")]).as_rows(0.0)[0],
         "replicas": (await _call(proxy, "GET", "/admin/fleet", None)).json()["replicas"][0],
@@ -283,6 +285,9 @@ async def test_rows_have_the_keys_of_the_reference(start: Start, tmp_path: Path)
         "samples": (await _call(proxy, "GET", "/admin/samples", None)).json()["samples"][0],
         "history": (await _call(proxy, "GET", "/admin/weights", None)).json()["history"][0],
         "workers": WorkerRow(number=0, pid=1, state="ready").as_dict(),
+        "scaling": signal.decide({Group("here", None): GroupEvidence(replicas=1)}, {}, now=0.0)[
+            Group("here", None)
+        ].as_dict(),
     }
     for name, row in found.items():
         assert list(row) == rows[name], f"{name}: expected {', '.join(f'`{key}`' for key in row)}"

@@ -42,8 +42,8 @@ class Member:
         """Dispatch a request to a replica; its attempt stays open."""
         request = a_request(request_id, blocks=blocks, prompt_tokens=tokens, pinned_replica=replica)
         action = dispatched(submitted(self.router, request, now=self.clock()))
-        if self.gateway.on_dispatch is not None:
-            self.gateway.on_dispatch(action)
+        for observe in self.gateway.on_dispatch:
+            observe(action)
         return action
 
     def serve(self, request_id: str, *, replica: str = "a", blocks: bytes = PROMPT) -> None:

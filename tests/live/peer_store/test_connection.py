@@ -33,7 +33,7 @@ from gorgo.live.peer_store import reader as incoming
 from gorgo.live.peer_store.connection import group_key, router_name, store_client, store_password, store_tls
 from gorgo.live.peer_store.reader import EntryId, Incoming, read_id
 from gorgo.live.peer_store.service import FIRST_BACKOFF_S, MAX_BACKOFF_S, StoreLink, fault_of
-from gorgo.live.peer_store.writer import Outgoing
+from gorgo.live.peer_store.writer import Outgoing, OutgoingReports
 from gorgo.live.telemetry.peers import PeerCounts, StoreFault
 from tests.live.peer_store.relay import relay
 from tests.live.peer_store.server import RedisServer
@@ -317,3 +317,30 @@ def test_the_oldest_prefixes_are_dropped_beyond_the_bound_and_counted() -> None:
     assert len(merged.prefixes) == MAX_PREFIXES
     assert [merged.prefixes[0].replica, merged.prefixes[-1].replica] == ["1-3", "2-2"]
     assert outgoing.dropped == 3
+
+
+class Numbered:
+    """In place of an exchange: each report has a prefix of its own."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+
+    def report(self, *, now: float) -> PeerReport:
+        self.seq += 1
+        return report(self.seq)
+
+
+def test_each_of_two_transports_reports_everything_since_its_own_last_report() -> None:
+    reports = OutgoingReports(Numbered())  # type: ignore[arg-type]  # the part of an exchange that is used
+    often, seldom = reports.new_transport(), reports.new_transport()
+
+    def prefixes(outgoing: Outgoing) -> list[str]:
+        found = reports.make_report(outgoing, now=0.0)
+        outgoing.on_written()
+        return [marks.replica for marks in found.prefixes]
+
+    assert [prefixes(often), prefixes(often)] == [["1-0"], ["2-0"]]
+    assert seldom, "what the other one has written is not written here"
+    assert prefixes(seldom) == ["1-0", "2-0", "3-0"]
+    assert prefixes(often) == ["3-0", "4-0"]
+    assert prefixes(seldom) == ["4-0", "5-0"]

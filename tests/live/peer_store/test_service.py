@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,10 +13,12 @@ from functools import partial
 import pytest
 
 from gorgo.config.model import SharedConfig
+from gorgo.core.messages.actions import Action
 from gorgo.core.peers.codec import decode_report, encode_report
 from gorgo.core.peers.records import PeerReport, PeerStatus, ReplicaLoad
 from gorgo.live.event_loop import epoch_clock
 from gorgo.live.peer_store.connection import StoreNames, seal_key, store_client
+from gorgo.live.peer_store.local import LocalPeers
 from gorgo.live.telemetry.peers import StoreFault
 from tests.core.routers import PROMPT, blocks_of
 from tests.live.peer_store.group import GROUP_KEY, KEY_ID, Member, member, until
@@ -44,6 +46,73 @@ async def test_load_and_prefixes_of_one_are_known_to_the_other(redis_server: Red
         assert second.service.link.joined
         first.router.check()
         second.router.check()
+
+
+class Linked:
+    """In place of a worker's link: what one of two sends the other one has at once."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.ended = asyncio.Event()
+        self.on_report: Callable[[int, bytes], None] | None = None
+        self.on_ended: list[Callable[[int], None]] = []
+        self.other = self
+
+    def send_report(self, content: bytes) -> bool:
+        if self.other.on_report is not None:
+            self.other.on_report(self.number, content)
+        return True
+
+
+def applied_at(one: Member) -> list[PeerReport]:
+    """The reports that a router applies from now on, by any way."""
+    found: list[PeerReport] = []
+    apply = one.router.peers.on_report
+
+    def on_report(report: PeerReport, *, now: float, age_s: float = 0.0) -> list[Action]:
+        found.append(report)
+        return apply(report, now=now, age_s=age_s)
+
+    one.router.peers.on_report = on_report  # type: ignore[method-assign]
+    return found
+
+
+async def test_workers_of_one_router_hear_of_each_other_at_once_and_of_everything_once(
+    redis_server: RedisServer,
+) -> None:
+    """Each is a member of the group; what one worker did counts once at the other worker and at another router."""
+    shared = redis_server.shared()
+    async with member(shared, "eu", boot_id="w0") as first, member(shared, "eu", boot_id="w1") as second:
+        links = [Linked(0), Linked(1)]
+        links[0].other, links[1].other = links[1], links[0]
+        workers = [
+            LocalPeers(link, each.router, each.gateway, each.clock, key_id=KEY_ID, store=each.service)  # type: ignore[arg-type]
+            for link, each in zip(links, (first, second), strict=True)
+        ]
+        async with member(shared, "us") as third:
+            await until(lambda: sorted(third.heard) == ["eu"] and len(third.service.known_peers()) == 2)
+            for worker in workers:
+                worker.write_report()
+            await until(lambda: len(second.service.known_peers()) == 2)
+            near, far = applied_at(second), applied_at(third)
+            for number in range(12):
+                first.dispatch(f"r{number}", tokens=1000 + number)
+                workers[0].write_report()
+                assert second.load_of_others() == number + 1, "without the store"
+                await asyncio.sleep(0.03)
+            first.serve("served")
+            await until(lambda: third.load_of_others() == 13.0 and third.knows_prefixes())
+            workers[0].write_report()
+            assert second.load_of_others() == 13.0
+
+            def prefilled_s(reports: list[PeerReport]) -> float:
+                own = [each for each in reports if each.router == first.service.member]
+                return sum(prefill.prefill_s for report in own for prefill in report.prefills)
+
+            assert prefilled_s(near) == pytest.approx(prefilled_s(far))
+            assert len(near) > 12
+            links[1].on_ended[0](0)
+            assert second.load_of_others() == 0.0, "a worker that has ended has nothing in flight"
 
 
 async def test_a_long_prefill_is_reported_before_its_turn(redis_server: RedisServer) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import Config
-from gorgo.core.training.features import FEATURES
+from gorgo.core.fleet.replica import accelerator_code
+from gorgo.core.training.candidate_table import CANDIDATE_COLUMNS
 from gorgo.errors import ConfigError
 from gorgo.lab.learn import read_outcomes
 from gorgo.lab.request_log import read_request_log
@@ -343,19 +344,20 @@ async def test_every_ended_attempt_has_a_line_with_all_candidates_and_no_text(st
     assert secret not in text
     header, first, second = [json.loads(line) for line in text.splitlines()]
     assert header == {
-        "gorgo_outcome_log": 1,
+        "gorgo_outcome_log": 2,
         "boot_id": fleet.state.routing.router.boot_id,
         "started_s": header["started_s"],
     }
     for line in (first, second):
         assert line["candidates"] == ["r0", "r1"]
-        assert set(line["features"]) == {*FEATURES, "accelerator=H100", "prior_s"}
+        assert set(line["columns"]) == set(CANDIDATE_COLUMNS)
+        assert line["probability"] == pytest.approx(1.0 / line["cost"].count(min(line["cost"])))
         assert len(line["cost"]) == 2
         assert (line["policy"], line["result"], line["censored"]) == ("gorgo-ms", "completed", False)
         assert 0 < line["ttft_s"] <= line["e2e_s"]
         assert (line["output_tokens"], line["prompt_tokens"]) == (2, 12)
-    assert first["features"]["accelerator=H100"] == [1.0, 0.0]
-    assert second["features"]["cached_tokens"][second["chosen"]] > 0
+    assert first["columns"]["accelerator"] == [accelerator_code("H100"), None]
+    assert second["columns"]["cached_tokens"][second["chosen"]] > 0
     assert first["group"] == second["group"] != 0
     assert path.stat().st_mode & 0o777 == 0o600
     counted = fleet.state.telemetry.metrics.registry.get_sample_value(

@@ -583,7 +583,8 @@ def test_it_pauses_after_each_slice_of_processor_time() -> None:
 def test_it_ends_in_the_middle_of_a_round_when_its_parent_is_gone() -> None:
     """As after SIGKILL: nothing but the end of its input tells it."""
     spec = TrainingSpec("mlp", ("prompt_tokens",), first_samples=10, epochs=1_000_000)
-    round_without_end = frame(pickled(Settings(spec, 0, None))) + frame(pickled(Outcomes(numbered(40), more=False)))
+    start, outcomes = (0, Settings(spec, 0, None)), Outcomes(numbered(40), more=False)
+    round_without_end = frame(pickled(start)) + frame(pickled(outcomes))
     command = [sys.executable, "-m", "gorgo.live.training.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         try:

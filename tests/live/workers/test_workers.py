@@ -7,12 +7,14 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from gorgo.core.limits import ClientLimits, ClientQuotas, ClientRules
+from gorgo.errors import ConfigError
 from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import alerts
 from gorgo.live.admin.workers import merged_checks, merged_decisions
@@ -28,6 +30,7 @@ from gorgo.live.workers.hub import (
     packed,
 )
 from gorgo.live.workers.link import WorkerLink, WorkerRow, WorkerStart, WorkerUnreachable
+from gorgo.live.workers.takeover import LATE, SERVES, announce, inherit, offered, pass_listeners, peer_of
 
 # Frames on a socket pair.
 
@@ -346,3 +349,70 @@ def test_a_violation_of_any_worker_is_one_of_the_router() -> None:
         {"violation": "x", "active": {"a": 2, "b": 1}},
     ]
     assert merged_checks(checks) == {"violation": "x", "active": {"a": 3, "b": 1}, "exchanges": 1}
+
+
+# What a router hands to its successor.
+
+
+@contextmanager
+def listeners() -> Iterator[tuple[socket.socket, socket.socket, socket.socket]]:
+    """Listeners for data and admin, and the socket at which a successor is waited for."""
+    with socket.create_server(("127.0.0.1", 0)) as data, socket.create_server(("127.0.0.1", 0)) as admin:
+        offer = offered(admin)
+        assert offer is not None
+        with offer:
+            yield data, admin, offer
+
+
+def bind_of(listener: socket.socket) -> str:
+    return "{}:{}".format(*listener.getsockname())
+
+
+def test_a_successor_gets_the_listeners_and_the_name_from_the_router_of_its_admin_address() -> None:
+    with listeners() as (data, admin, offer), ThreadPoolExecutor(1) as other:
+        taking = other.submit(inherit, bind_of(admin))
+        connection, _ = offer.accept()
+        with connection:
+            assert peer_of(connection) == os.getpid()
+            pass_listeners(connection, data.fileno(), admin.fileno(), offer)
+            found = taking.result(10)
+            assert found.data is not None
+            assert found.admin is not None
+            assert found.offer is not None
+            assert found.predecessor is not None
+            taken = [each.getsockname() for each in (found.data, found.admin, found.offer)]
+            assert taken == [each.getsockname() for each in (data, admin, offer)]
+            assert offered(admin) is None, "one router has the name"
+            assert announce(found.predecessor)
+            assert connection.recv(100) == SERVES
+        for each in (found.data, found.admin, found.offer):
+            each.close()
+
+
+def test_a_successor_that_was_given_up_does_not_serve() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.send(LATE)
+        assert not announce(theirs)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    assert announce(theirs), "a predecessor that has ended serves no longer"
+
+
+def test_nothing_is_taken_over_where_no_router_runs_or_it_does_not_serve() -> None:
+    with listeners() as (data, admin, offer), ThreadPoolExecutor(1) as other:
+        with pytest.raises(ConfigError, match="no router can be taken over at the admin address") as raised:
+            inherit(bind_of(data))
+        assert "--processes" in str(raised.value)
+        taking = other.submit(inherit, bind_of(admin))
+        offer.accept()[0].close()
+        with pytest.raises(ConfigError, match="it starts, stops, or another successor starts"):
+            taking.result(10)
+
+
+def test_another_user_hands_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listeners() as (_, admin, _):
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        monkeypatch.setattr("gorgo.live.workers.takeover._TRUSTED", ())
+        with pytest.raises(ConfigError, match="another user's"):
+            inherit(bind_of(admin))

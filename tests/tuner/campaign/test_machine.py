@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -572,3 +572,47 @@ def test_a_trial_has_the_tolerance_that_it_is_given() -> None:
     trial = Paper(CampaignOptions(mode="paper", window=4, hop=2), shared, USUAL, tolerance=0.005)
     trial.on_applied(6, now=0.0)
     assert verdict_of(routed(trial, shared, window(6, ttft_ms=401.0))).accepted
+
+
+# --- A log of decisions as the first filter: what it refutes touches no traffic.
+
+
+def filtered(refutes: Callable[[Mapping[str, float], Mapping[str, float]], str | None], **more: Any) -> Run:
+    run = Run(Proxy(bowl), CampaignOptions(max_generations=4, rest_blocks=0.0), optimizer="es-probes", **more)
+    run.campaign.refutes = refutes
+    return run
+
+
+def test_a_candidate_that_the_log_refutes_is_rejected_without_a_request() -> None:
+    asked: list[tuple[dict[str, float], dict[str, float]]] = []
+
+    def refutes(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str | None:
+        asked.append((dict(ours), dict(theirs)))
+        return "the log refutes it: it is worse"
+
+    run = filtered(refutes)
+    run.until(lambda: run.stopped)
+    assert [row.reason for row in run.rows[1:]] == ["the log refutes it: it is worse"] * 4
+    assert {row.n for row in run.rows[1:]} == {0}
+    assert [theirs for _, theirs in asked] == [START] * 4
+    assert len({tuple(ours.values()) for ours, _ in asked}) == 4
+    assert set(run.proxy.routed) == {tuple(START.values())}
+    assert run.now < 300.0, "no block was waited for"
+
+
+def test_a_candidate_that_the_log_does_not_refute_is_measured_in_blocks() -> None:
+    """The log refutes every other one, so that the ends of trials and the warm-up both lead to a refusal."""
+    answers = iter([None, "refuted", None, "refuted"])
+    run = filtered(lambda _ours, _theirs: next(answers))
+    run.until(lambda: run.stopped)
+    assert [row.n > 0 for row in run.rows[1:]] == [True, False, True, False]
+    refused = [row for row in run.rows if row.reason == "refuted"]
+    assert not any(row.accepted for row in refused)
+    served = {tuple(row.weights.values()) for row in refused}
+    assert not served & set(run.proxy.routed)
+
+
+def test_an_audit_of_the_start_is_not_the_log_s() -> None:
+    run = filtered(lambda _ours, _theirs: "refuted", start={"w_rtt": 1.9, "w_queue": 0.1})
+    run.until(lambda: len(run.rows) > 1)
+    assert run.rows[1].n > 0

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.errors import LeadershipLost, ProxyRefused, ProxyUnreachable, TunerError, WeightsError
+from gorgo.errors import LeadershipLost, ProxyRefused, ProxyUnreachable, TraceError, TunerError, WeightsError
 from tests.tuner.sidecar.fake_proxy import PAPER, Beside, FakeProxy
 from tests.tuner.sidecar.group.beside_group import BesideGroup
 from tuner.campaign.generation import Freeze, PutWeights, RollBack, Stop
+from tuner.campaign.machine import Refutes
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.proxy_client import ProxyClient, ProxyWeights
@@ -597,3 +598,27 @@ def test_the_last_sixteen_weight_sets_are_known_for_ours() -> None:
 
 def test_sixteen_of_its_own_weights_are_remembered() -> None:
     assert commands.MAX_OWN == 16
+
+
+async def test_a_log_that_cannot_be_read_begins_no_campaign(tmp_path: Path) -> None:
+    def log_filter(_policy: str) -> Refutes:
+        raise TraceError("outcomes.jsonl: No such file")
+
+    beside = Beside(FakeProxy(), tmp_path, log_filter=log_filter)
+    with pytest.raises(TraceError):
+        await beside.start()
+    assert beside.history.campaigns() == []
+
+
+async def test_a_log_of_decisions_is_the_campaign_s_filter(tmp_path: Path) -> None:
+    asked = []
+
+    def log_filter(policy: str) -> Refutes:
+        asked.append(policy)
+        return lambda _ours, _theirs: "the log refutes it"
+
+    beside = Beside(FakeProxy(), tmp_path, log_filter=log_filter)
+    await beside.start()
+    await beside.until_generation(3)
+    assert asked == ["gorgo"]
+    assert [row.reason for row in beside.history.generations()[1:]] == ["the log refutes it"] * 2

@@ -14,7 +14,7 @@ from typing import Any
 
 from gorgo import formatting
 from gorgo.live.admin.page.charts import Child, Html, box_line, joined, tag, ttft_chart, void
-from gorgo.live.admin.page.sections import DecisionsSection, fleet_section, sources_section
+from gorgo.live.admin.page.sections import DecisionsSection, fleet_section, scaling_section, sources_section
 from gorgo.live.admin.page.snapshot import Snapshot
 from gorgo.live.control.transactions import WeightsChange
 
@@ -279,6 +279,7 @@ class Writer:
             "stats": stats_section,
             "chart": chart_section,
             "fleet": fleet_section,
+            "scaling": scaling_section,
             "sources": sources_section,
             "peers": peers_section,
             "routes": routes_section,
@@ -348,6 +349,7 @@ def _sections(parts: Mapping[str, Html]) -> list[Html]:
     wait = tag("span", "newer ones wait while one is open", class_="quiet waits", hidden=True)
     return [
         tag("section", tag("h2", "Fleet"), _part(parts, "fleet")),
+        _part(parts, "scaling"),
         _part(parts, "sources"),
         _part(parts, "peers"),
         _part(parts, "routes"),

@@ -97,6 +97,34 @@ def sources_section(status: Snapshot) -> Iterator[Html]:
     yield tag("section", tag("h2", "Fleet sources"), tag("div", table, class_="wide"))
 
 
+_SCALING_HEADS = ("region", "model", "wanted", "serving", "in time", "predicted", "prefill per s", "expected")
+
+
+def scaling_section(status: Snapshot) -> Iterator[Html]:
+    """Yield the wanted replicas; nothing without an objective."""
+    if not status.scaling:
+        return
+    heads = [
+        tag("th", name, scope="col", class_="name" if place < 2 else None) for place, name in enumerate(_SCALING_HEADS)
+    ]
+    rows = [
+        tag(
+            "tr",
+            tag("th", one.region, scope="row", class_="name"),
+            tag("td", one.model or "none", class_="name"),
+            tag("td", formatting.count(one.wanted)),
+            tag("td", formatting.count(one.replicas)),
+            tag("td", formatting.share(one.attainment)),
+            tag("td", formatting.share(one.expected_attainment)),
+            tag("td", f"{one.work:.2f} s"),
+            tag("td", f"{one.expected_work:.2f} s"),
+        )
+        for one in status.scaling
+    ]
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="versions")
+    yield tag("section", tag("h2", "Wanted replicas"), tag("div", table, class_="wide"))
+
+
 def _source(row: Mapping[str, Any]) -> Html:
     state = formatting.source_state(row)
     why = tag("small", row["error"]) if row["error"] is not None else None

@@ -24,6 +24,7 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Sample
 from gorgo.core.policy.interface import RouteStats
 from gorgo.core.prompt.fingerprint import PartedHeads
+from gorgo.core.scaling import WantedReplicas
 from gorgo.live.admin.page.recent_stats import (
     RECENT_S,
     RECENT_SAMPLES,
@@ -447,6 +448,8 @@ class Snapshot:
     routes: RouteStats | None = None
     #: As in `GET /admin/fleet`.
     fleet_sources: Sequence[Mapping[str, Any]] = ()
+    #: Wanted replicas by region and model; none without an objective.
+    scaling: Sequence[WantedReplicas] = ()
     #: Of the router; none for one of one process.
     workers: Sequence[WorkerRow] = ()
 
@@ -483,6 +486,7 @@ class Snapshot:
             "unreachable_regions": sorted(self.unreachable_regions),
             "replicas": [row.as_dict() for row in rows],
             "fleet_sources": list(self.fleet_sources),
+            "scaling": [row.as_dict() for row in self.scaling],
             "clients": [asdict(row) for row in self.clients],
             "peer_store": self.store,
             "workers": [row.as_dict() for row in self.workers],
@@ -603,6 +607,7 @@ def take_snapshot(state: LiveState, others: Sequence[Loads] = ()) -> Snapshot:
         history=control.history,
         decisions=decision_rows(router.view.newest_decisions(DECISIONS_SHOWN), samples, views),
         fleet_sources=sources,
+        scaling=state.routing.scaling.wanted(),
         store=store,
         streams=state.telemetry.metrics.stream_breaks(),
         prompt_heads=state.routing.prompt_heads.parted(),

@@ -93,3 +93,13 @@ grpc: {port: 9002, service: {{ $service }}}
 {{- end -}}
 {{- end -}}
 {{- end }}
+
+{{- /* How an autoscaler follows gorgo_replicas_wanted, which has its own hysteresis: as it is, at once. */ -}}
+{{- define "gorgo.followed" -}}
+scaleUp:
+  stabilizationWindowSeconds: 0
+  policies: [{type: Percent, value: 900, periodSeconds: 15}]
+scaleDown:
+  stabilizationWindowSeconds: 0
+  policies: [{type: Percent, value: 100, periodSeconds: 15}]
+{{- end }}

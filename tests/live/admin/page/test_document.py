@@ -160,6 +160,22 @@ def test_fleet_says_state_reason_and_figures_of_each_replica() -> None:
     assert [found["data-replica"] for _, found in shown.elements if "data-replica" in found] == ["us-0", "eu-0"]
 
 
+def test_column_reason_of_the_fleet_says_why_a_replica_is_not_ready() -> None:
+    ill = view("eu-0", state="ejected", ejected_by="attempts", ejected_why="500: CUDA error", ejected_for_s=4.0)
+    slow = view("eu-1", slow_start_for_s=4.2, slow_start_in_flight=23)
+    fleet = parts_of(status(regions={"near": [row(view()), row(ill), row(slow)]}))["fleet"]
+    head, *regions = str(fleet).split("<tbody")
+    columns = re.findall(r'<th scope="col" rowspan="2"[^>]*>([^<]*)', head)
+    assert [column.strip() for column in columns] == ["replica", "state", "reason"]
+    rows = re.findall(r"<tr data-replica(.*?)</tr>", "".join(regions), re.DOTALL)
+    shown = [[cell.strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", one, re.DOTALL)] for one in rows]
+    assert [cells[columns.index("reason") - 1] for cells in shown] == [
+        "",
+        "requests to it failed (500: CUDA error); retried in 4 s",
+        "at most 23 requests for another 5 s",
+    ]
+
+
 def test_rows_of_the_fleet_are_as_wide_as_its_head() -> None:
     elements = Reader(parts_of(status())["fleet"]).elements
     head = next(place for place, (name, _) in enumerate(elements) if name == "tbody")

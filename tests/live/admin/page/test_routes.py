@@ -252,6 +252,7 @@ async def test_updates_begin_with_every_part_and_go_on_with_what_changes(fleet: 
                 "stats",
                 "chart",
                 "fleet",
+                "scaling",
                 "sources",
                 "peers",
                 "routes",

@@ -12,6 +12,7 @@ import pytest
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.core.dispatch.in_flight import PoisonPrompt
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.scaling import WantedReplicas
 from gorgo.live.admin.page.charts import joined
 from gorgo.live.admin.page.document import Writer, login_page, off_page, status_page
 from gorgo.live.admin.page.recent_stats import RecentStats, ttft_series
@@ -302,6 +303,36 @@ def blank() -> ReplicaSnapshot:
     return view(rtt_ms=None, running_requests=None, queued_requests=None, used_tokens=None, probe_age_s=None)
 
 
+WANTED = (
+    WantedReplicas(
+        region="near",
+        model="llama",
+        wanted=5,
+        needed=4,
+        replicas=3,
+        work=1.8,
+        expected_work=2.4,
+        attainment=0.941,
+        expected_attainment=0.987,
+        correction=0.01,
+        backlog_s=12.0,
+    ),
+    WantedReplicas(
+        region="far",
+        model=None,
+        wanted=1,
+        needed=1,
+        replicas=1,
+        work=0.0,
+        expected_work=0.0,
+        attainment=None,
+        expected_attainment=None,
+        correction=0.0,
+        backlog_s=0.0,
+    ),
+)
+
+
 def busy() -> Snapshot:
     """A proxy with a bad day, of which every sentence of the page has something to say."""
     samples = [
@@ -349,6 +380,7 @@ def busy() -> Snapshot:
             change(10, weights=weights, by="mara"),
         ],
         decisions=decisions(),
+        scaling=WANTED,
         fleet_sources=[
             source("<qwen>", problem_count=7, problems=[f"qwen-{n}: no region" for n in range(7)]),
             source("dns", kind="dns", up=False, error="Name or service not known", age_s=75.0, replicas=1),

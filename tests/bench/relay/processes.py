@@ -1,0 +1,156 @@
+"""`python -m tests.bench.relay.processes [--processes N ...] [--rounds N] [--seconds S]`: rates by processes.
+
+The relays may use all cores; engine and load share core 0 with them, as on a machine where the load comes from a third
+party. Each round starts `gorgo serve` with each number of processes, and sglang-router with as many threads as it
+likes, and lets the load visit them in turn; every other round in the opposite order.
+
+Where engine and load leave too little of core 0, the second process cannot use it. So beside the ratio of requests a
+second (`measured`) there is the one of cores for the relays alone (`by CPU`): `N` cores of processor time, divided by
+what a request costs at that load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tests.bench.relay import bench, measure, scenarios, targets
+from tests.bench.training_beside import median_ratio
+from tests.ports import free_port
+
+_ANSWER_TOKENS = 128
+#: Of the streams that are held open: as many as one process carries at most on a core.
+_STREAMS = 800
+_START_S = 60.0
+Figures = Mapping[str, Any]
+
+
+def jobs(seconds: float) -> list[scenarios.Scenario]:
+    """Return what is measured: small and large requests without a pause, and open streams at 100 events a second."""
+    closed = {"kind": "closed", "seconds": seconds, "stream": False, "tokens": _ANSWER_TOKENS}
+    held = {"kind": "hold", "open_s": 60.0, "size": scenarios.SMALL, "tokens": scenarios.ENDLESS, "gap_ms": 10}
+    return [
+        scenarios.Scenario(name="small requests", job={**closed, "size": scenarios.SMALL, "connections": 64}),
+        scenarios.Scenario(name="requests of 90 kB", job={**closed, "size": scenarios.LARGE, "connections": 32}),
+        scenarios.Scenario(name="events of streams", job={**held, "connections": _STREAMS, "seconds": seconds}),
+    ]
+
+
+def gorgo(processes: int) -> Callable[[targets.Place], targets.Launch]:
+    """Return the launch of `gorgo serve` with so many processes."""
+
+    def launch(place: targets.Place) -> targets.Launch:
+        found = targets.gorgo(place)
+        return replace(found, arguments=[*found.arguments, "--processes", str(processes)])
+
+    return launch
+
+
+def run(processes: Sequence[int], rounds: int, seconds: float) -> None:
+    """Measure and print."""
+    print(f"Requests a second by processes; engine and load on core 0\n{measure.describe_machine()}", flush=True)
+    print(f"commit {bench.commit_here()}", flush=True)
+    launches = {f"gorgo {count}": gorgo(count) for count in processes} | {"sglang-router": targets.sglang_router}
+    found: dict[tuple[str, str], list[Figures]] = {}
+    with bench.harness() as (ports, load):
+        for number in range(rounds):
+            with _started(launches, ports, load) as relays:
+                for job in jobs(seconds):
+                    for relay in relays if number % 2 == 0 else relays[::-1]:
+                        figures = load(relay, job)
+                        found.setdefault((relay.name, job.name), []).append(figures)
+                        if figures["bad"]:
+                            print(f"{relay.name}, {job.name}: {figures['bad']} bad ({figures['problem']})", flush=True)
+            print(f"round {number + 1} of {rounds}, load average {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    for job in jobs(seconds):
+        print(f"\n{job.name}")
+        names = [name for name in launches if (name, job.name) in found]
+        for name in names:
+            print(_row(name, found[name, job.name], found[f"gorgo {processes[0]}", job.name], name != names[0]))
+
+
+@contextmanager
+def _started(launches: Mapping[str, Any], ports: list[int], load: bench.Load) -> Iterator[list[bench.Relay]]:
+    with ExitStack() as stack:
+        relays = []
+        for name, launch in launches.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gorgo-bench-")))
+            place = targets.Place(port=free_port(), replicas=ports, folder=folder)
+            try:
+                made = launch(place)
+            except targets.UnavailableError as why:
+                print(f"SKIPPED {name}: {why}", file=sys.stderr, flush=True)
+                continue
+            process = targets.start(made, folder)
+            stack.callback(targets.stop, process)
+            relay = bench.Relay(name, place.port, process.pid, made.version, made.tls)
+            _wait_until_answering(relay, load)
+            relays.append(relay)
+        yield relays
+
+
+def _wait_until_answering(relay: bench.Relay, load: bench.Load) -> None:
+    job = {"kind": "closed", "seconds": 0.5, "size": scenarios.SMALL, "tokens": 1, "connections": 8}
+    until_s = time.monotonic() + _START_S
+    while not (figures := load(relay, scenarios.Scenario(name="warm-up", job=job)))["requests"]:
+        if time.monotonic() > until_s:
+            raise SystemExit(f"{relay.name} does not answer: {figures['problem']}")
+        time.sleep(0.2)
+
+
+def per_s(figures: Figures) -> float:
+    """Return events, or requests, a second."""
+    return _done(figures) / float(figures["wall_s"])
+
+
+def per_cpu_s(figures: Figures) -> float:
+    """Return events, or requests, for each second of the relay's processor time."""
+    return _done(figures) / float(figures["cpu_s"])
+
+
+def _done(figures: Figures) -> int:
+    return int(figures["tokens"] or figures["requests"])
+
+
+def _row(name: str, runs: Sequence[Figures], base: Sequence[Figures], compared: bool) -> str:
+    text = (
+        f"{name:<14}{median(map(per_s, runs)):>9.0f}/s"
+        f"{median(1e6 / per_cpu_s(each) for each in runs):>9.1f} us of CPU each"
+        f"{median(each['cpu_s'] / each['wall_s'] for each in runs):>6.2f} cores"
+    )
+    if not compared:
+        return text
+    pairs = list(zip(runs, base, strict=True))
+    cores = int(name.split()[1]) if name.startswith("gorgo ") else 1
+    ratios = {
+        "measured": [per_s(own) / per_s(one) for own, one in pairs],
+        "by CPU": [cores * per_cpu_s(own) / per_cpu_s(one) for own, one in pairs],
+    }
+    for kind, values in ratios.items():
+        value, low, high = median_ratio(np.log(values))
+        text += f"   {kind} {value:.2f} [{low:.2f}, {high:.2f}]"
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.relay.processes", description=__doc__)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N", help="the first is the base")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each visit")
+    given = parser.parse_args()
+    run(given.processes, given.rounds, given.seconds)
+
+
+if __name__ == "__main__":
+    main()

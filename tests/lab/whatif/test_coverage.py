@@ -1,0 +1,122 @@
+"""Whether intervals cover the truth in simulation, where queues and caches are those of earlier decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+
+from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.interface import Candidates, Choice
+from gorgo.core.policy.weights import Weights
+from gorgo.core.router import Router
+from gorgo.core.training.learning import RecordedOutcome
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.decisions import LoggedDecision, decision_of
+from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.simulate import SimJob, run_once
+from gorgo.lab.simulate.feed import feed_of
+from gorgo.lab.traces import TraceFilters
+from gorgo.lab.whatif.estimate import EstimatedChange, Estimator
+from gorgo.lab.whatif.judge import JudgedLog
+from gorgo.policies.gorgo import Gorgo
+from gorgo.policies.registry import make_policy
+
+RUNS = 100
+#: A request of so many is decided by each of the other weight sets: those say what is true, and are in no log.
+SPOTS = 20
+OTHERS: tuple[Mapping[str, float], ...] = ({"w_rtt": 3.98}, {"w_queue": 0.398})
+
+
+def spot_of(request_id: str) -> int:
+    """Return which of so many a request is, by a hash: the one before it is any other."""
+    return int.from_bytes(blake2b(request_id.encode(), digest_size=4).digest(), "little") % SPOTS
+
+
+class Spotted(Gorgo):
+    """The log's policy, which leaves single decisions, whatever they are, to other weights."""
+
+    def choose(
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
+    ) -> Choice:
+        spot = spot_of(request.request_id)
+        chosen = Weights.of(self.weight_specs, OTHERS[spot]) if spot < len(OTHERS) else weights
+        return super().choose(request, candidates, chosen, rng)
+
+
+@dataclass
+class Spots:
+    """Collects the decisions of the log, and those of the other weights that were not made by chance."""
+
+    log: list[LoggedDecision] = field(default_factory=list)
+    others: list[list[LoggedDecision]] = field(default_factory=lambda: [[] for _ in OTHERS])
+    next_s: float | None = 0.0
+
+    def act(self, router: Router, now: float) -> None:
+        router.settings.record_outcomes(self)
+        self.next_s = None
+
+    def record_outcome(self, outcome: RecordedOutcome) -> None:
+        decision, spot = decision_of(outcome), spot_of(outcome.decision.request_id)
+        assert decision is not None
+        if spot >= len(OTHERS):
+            self.log.append(decision)
+        elif outcome.decision.fallback is None:
+            self.others[spot].append(decision)
+
+
+def simulated(seed: int) -> Spots:
+    """Twelve minutes of a fleet, of which a tenth is by chance."""
+    feed = feed_of(load_requests("short-chat", TraceFilters(limit=4500, max_output=128), seed=seed))
+    job = SimJob(
+        trace="short-chat",
+        feed=tuple(feed),
+        policy="gorgo",
+        fleet=find_fleet("small-model"),
+        time_scale=2.0,
+        seed=seed,
+        limits=RouterLimits(explore=0.1),
+    )
+    spots = Spots()
+    run_once(job, controllers=(spots,), policy=Spotted())
+    return spots
+
+
+def outcomes(decisions: Sequence[LoggedDecision], late_s: float) -> Mapping[str, list[float]]:
+    return {
+        "late first tokens": [100.0 * (one.ttft_s > late_s) for one in decisions],
+        "mean TTFT": [1e3 * one.ttft_s for one in decisions],
+        "mean E2E": [1e3 * one.e2e_s for one in decisions],
+    }
+
+
+@pytest.mark.system
+def test_intervals_cover_the_truth_of_single_decisions_in_90_to_99_of_100_simulated_logs() -> None:
+    """The truth is the mean outcome of what the other weights decided, over all runs, less that of the logs."""
+    found: dict[tuple[int, str, Estimator], list[EstimatedChange]] = {}
+    logged: dict[str, list[float]] = {}
+    others: list[dict[str, list[float]]] = [{} for _ in OTHERS]
+    for seed in range(RUNS):
+        spots = simulated(seed)
+        log = JudgedLog(spots.log)
+        for name, values in outcomes(log.decisions, log.late_s).items():
+            logged.setdefault(name, []).extend(values)
+        for place, weights in enumerate(OTHERS):
+            for name, values in outcomes(spots.others[place], log.late_s).items():
+                others[place].setdefault(name, []).extend(values)
+            for outcome in log.judge(make_policy("gorgo"), weights).outcomes:
+                for estimator, change in outcome.changes.items():
+                    found.setdefault((place, outcome.name, estimator), []).append(change)
+    robust = []
+    for (place, name, estimator), changes in found.items():
+        truth = float(np.mean(others[place][name]) - np.mean(logged[name]))
+        covered = np.mean([one.low <= truth <= one.high for one in changes])
+        print(f"{OTHERS[place]} {name} {estimator}: {truth:+.2f}, {100 * covered:.0f} % of {len(changes)} logs")  # noqa: T201
+        if estimator == "dr":
+            assert covered >= 0.85, (OTHERS[place], name)
+            robust.append(covered)
+    assert 0.90 <= np.mean(robust) <= 0.99
