@@ -339,6 +339,8 @@ def _evidence(
         replicas=len(serving),
         work=sum(faded(share, now - since_s) for share, since_s in shares),
         shed_s=sum(each.shed_prefill_s for each in members),
+        own_requests=float(own.in_flight_requests[slots].sum()),
+        requests=requests,
         backlog_s=sum(max(0.0, at_s - now - one_way_s(own, slot)) for slot, at_s in drained_s)
         + sum(waiting.get(each.spec.name, 0.0) for each in members),
         prefills=max((each.prefill_queue.speed.parallel.count for each in serving), default=1),

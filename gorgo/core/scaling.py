@@ -11,6 +11,8 @@ batch. The wanted number is the least n for which the objective's share of them 
 - Forecast. A replica that is asked for now serves after `startup_s`. So the requests are served again at the rate of
   work that is expected then: a level and a trend (Holt) of the prefill time that arrives per second, and on top the
   error that such forecasts had. Work counts whether it was dispatched or shed, because what is shed is in no queue.
+  Of several routers that share their load each dispatches a part: its work counts as many times as there are requests
+  in flight for one of its own.
 - Backlog. What will still wait when the replicas are there has to be worked off too, within another `startup_s`.
   Replicas that were asked for count from when they serve.
 - Correction. The replay has one queue for all replicas, which no router reaches: prefixes bind requests to replicas.
@@ -124,6 +126,8 @@ class GroupEvidence:
         Prefill time that was dispatched per second of late, s/s: so many replicas would do nothing but prefill.
     shed_s:
         Prefill time of the requests that were shed since the Router's start.
+    own_requests, requests:
+        In flight: dispatched by this Router, and by all routers that share their load.
     backlog_s:
         Prefill time that waits, at the engines and at the router.
     prefills:
@@ -135,6 +139,8 @@ class GroupEvidence:
     replicas: int
     work: float = 0.0
     shed_s: float = 0.0
+    own_requests: float = 0.0
+    requests: float = 0.0
     backlog_s: float = 0.0
     prefills: int = 1
     slots: float = inf
@@ -237,7 +243,10 @@ class ScalingSignal:
 class _GroupState:
     """What is remembered of one group."""
 
-    __slots__ = ("_correction", "_needed", "_rate", "_replicas_since", "_served", "_shed_s", "updated_s")
+    __slots__ = (
+        *("_correction", "_needed", "_own_requests", "_rate", "_replicas_since", "_requests", "_served", "_shed_s"),
+        "updated_s",
+    )
 
     def __init__(self) -> None:
         self._rate = RateForecast()
@@ -247,6 +256,8 @@ class _GroupState:
         self._needed: deque[tuple[float, int]] = deque()
         self._correction = 0.0
         self._shed_s: float | None = None
+        #: In flight at the last decisions, of this Router and of all; newer ones weigh more.
+        self._own_requests = self._requests = 0.0
         self._replicas_since = (0, -inf)
         self.updated_s = -inf
 
@@ -260,7 +271,7 @@ class _GroupState:
         now: float,
     ) -> WantedReplicas:
         first = not self._needed
-        offered = evidence.work + self._shed_rate(evidence.shed_s, now)
+        offered = (evidence.work + self._shed_rate(evidence.shed_s, now)) * self._routers(evidence)
         self._remember(evidence, served, now)
         if first:
             # As many as there are until something is known: the router may be new, and the fleet as it should be.
@@ -297,6 +308,13 @@ class _GroupState:
         if before is None or now <= self.updated_s:
             return 0.0
         return max(0.0, shed_s - before) / (now - self.updated_s)
+
+    def _routers(self, evidence: GroupEvidence) -> float:
+        """Return how many times the load of this Router all routers have."""
+        faded_by = exp(-1.0 / CORRECTION_MEMORY)
+        self._own_requests = self._own_requests * faded_by + evidence.own_requests
+        self._requests = self._requests * faded_by + evidence.requests
+        return self._requests / self._own_requests if self._own_requests > 0.0 else 1.0
 
     def _remember(self, evidence: GroupEvidence, served: Sequence[ServedRequest], now: float) -> None:
         self._served.extend(served)

@@ -132,6 +132,23 @@ def test_shed_work_counts_although_it_is_in_no_queue() -> None:
     assert one.needed >= 7
 
 
+def test_each_of_several_routers_that_share_their_load_wants_what_one_alone_would() -> None:
+    requests = list(poisson(6.0, 900.0))
+    (*_, whole) = decide(ScalingSignal(LIMITS), requests, until_s=900.0)
+    rng, wanted = random.Random(1), []
+    part = [one for one in requests if rng.random() < 0.25]
+    signal, at_s = ScalingSignal(LIMITS), 0.0
+    while at_s < 900.0:
+        at_s += DECISION_INTERVAL_S
+        own = sum(one.prefill_s for one in part if at_s - 30.0 <= one.arrived_s < at_s) / 30.0
+        in_flight = [sum(one.arrived_s < at_s <= one.ended_s for one in each) for each in (part, requests)]
+        known = GroupEvidence(replicas=4, work=own, own_requests=in_flight[0], requests=in_flight[1])
+        new = [one for one in part if at_s - DECISION_INTERVAL_S <= one.arrived_s < at_s]
+        wanted.append(signal.decide({EU: known}, {EU: new}, now=at_s)[EU])
+    assert abs(wanted[-1].needed - whole.needed) <= 1
+    assert wanted[-1].work == pytest.approx(whole.work, rel=0.3)
+
+
 def test_a_backlog_is_worked_off_within_a_start_up_and_replicas_on_their_way_count() -> None:
     signal = ScalingSignal(LIMITS)
     decide(signal, (), until_s=300.0, work=2.0)
