@@ -26,10 +26,10 @@ _DENSE = 0.75
 _MADV_COLLAPSE = 25
 _MAPPINGS = Path("/proc/self/smaps")
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-#: Start and end of a mapping that is private, writable and of no file, and how much of it is in use, kB.
-_HEAP = re.compile(
-    r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(?:\[heap\])?\n(?:[A-Z]\w+: .*\n)*?Rss: +(\d+) kB", re.MULTILINE
-)
+#: A mapping that is private, writable and of no file, behind its start and end, and how much of it is in use, kB. It
+#: begins with fixed text, which is found in a quarter of the time: no stream
+#: proceeds meanwhile.
+_HEAP = re.compile(r" rw-p 0+ 00:00 0 *(?:\[heap\])?\n(?:[A-Z]\w+: .*\n)*?Rss: +(\d+) kB")
 
 #: Takes start, length and advice; returns 0 if it was done.
 Advise = Callable[[int, int, int], int]
@@ -66,7 +66,9 @@ def heap_of(smaps: str) -> Iterator[tuple[int, int]]:
     [(2097152, 10485760)]
     """
     for found in _HEAP.finditer(smaps):
-        start, end, used = int(found[1], 16), int(found[2], 16), int(found[3]) * 1024
+        line = smaps.rfind("\n", 0, found.start()) + 1
+        start, end = (int(address, 16) for address in smaps[line : found.start()].split("-"))
+        used = int(found[1]) * 1024
         first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
         if used >= _DENSE * (end - start) and first < last:
             yield first, last

@@ -150,12 +150,12 @@ def plot(path: Path, runs: Sequence[Mapping[str, Any]], requests: Sequence[SimRe
         load.stairs(counts / 600.0, edges, color="#0072B2", fill=True, alpha=0.5)
         load.set_title("requests per second")
         colours = ("#D55E00", "#0072B2", "#009E73", "#999999")
-        for row, colour in zip(runs, colours, strict=False):
+        for row, colour in zip(reversed(runs), reversed(colours[: len(runs)]), strict=True):
             times = [at_s / 3600.0 for at_s, _ in row["paid"]] + [24.0]
             label = f"{row['rule']}: {row['attained']:.1%} in time, {row['mean_replicas']:.2f} replicas"
             fleets.stairs([count for _, count in row["paid"]], times, baseline=None, color=colour, label=label)
         fleets.set_title("replicas paid for")
-        fleets.set_ylim(0, None)
+        fleets.set_ylim(0, MOST)  # the legend is above the lines
         fleets.legend(loc="upper left", fontsize=6)
         for panel in (load, fleets):
             panel.set_xlabel("hour of the day")

@@ -7,7 +7,7 @@ the other policy gives it. The weight is w = pi / p: where one in a hundred deci
 that the other policy would have made there stands for four hundred. Three estimates of the mean outcome under the other
 policy are made of them:
 
-- `ips`, inverse propensity scoring: the mean of w r (Horvitz and Thompson, equation 3), unbiased and noisy;
+- `ips`, inverse propensity scoring: the mean of w r (Horvitz and Thompson), unbiased and noisy;
 - `snips`, self-normalised: the same over the mean of w, which cancels most of the noise of the weights;
 - `dr`, doubly robust: the mean of q(pi) + w (r - q), q the outcome that a model predicts (Dudik, Langford and Li,
   equation 1). It is unbiased whatever the model predicts, as p is known; the noise left is that of the model's error.
