@@ -12,7 +12,7 @@ from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.wording import LEARNED_ROUTERS, in_words
 
 #: Groups and their options.
-LODESTAR = {"lodestar": "--seeds 5"}
+LODESTAR = {"lodestar": "--seeds 3"}
 GROUPS = {"production": "--seeds 5"}
 #: Against `prefix-cache-and-load`, whose index has a bound by now.
 MOTIVATION = {"motivation": "--seeds 5", "oracle": "--seeds 5"}
