@@ -700,7 +700,7 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         status,
         state.attempts - 1 - state.hedged - state.continuations - state.withdrawn,  # retries
         state.hedged,
-        terms_of_row(decision.terms, decision.row),
+        terms_of_row(decision.terms, decision.row),  # terms
         None if shadow is None else shadow.policy,  # shadow_policy
         None if shadow is None else shadow.rank,  # shadow_rank
         None if shadow is None else shadow.cost,  # shadow_cost
