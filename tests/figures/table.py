@@ -569,6 +569,7 @@ FIGURES: Mapping[str, Figure] = {
 #: Figures that were measured and cannot be made again in passing: why, and at which commits. A commit is that of the
 #: code measured or, where it was not written down, that which brought the figure. Pages name none.
 NOT_STORED: Mapping[str, NotStored] = {
+    "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),
     "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b"),
     "long-path": NotStored("needs root and NFQUEUE", "d685f41"),
     "kv-events": NotStored(
