@@ -27,7 +27,6 @@ from gorgo.config.model import Config
 from gorgo.config.values import BLOCK_BYTES
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
-from gorgo.errors import ConfigError
 from gorgo.live.admin.app import admin_app
 from gorgo.live.admin.bodies import BoundedBodies
 from gorgo.live.admin.workers import WorkersApp
@@ -38,7 +37,7 @@ from gorgo.live.fleet_sources.service import FleetSources
 from gorgo.live.huge_pages import use_huge_pages
 from gorgo.live.listener.heads import AcceptLimits, HeadLimits
 from gorgo.live.listener.sockets import BACKLOG, ServerAddresses, address_of, listening
-from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineLog, LineOutput, RequestLogFile, flush_logs, log
+from gorgo.live.logs import BLOCKS_PER_HASH, LOGGER, LineFile, LineLog, RequestLogFile, flush_logs, log
 from gorgo.live.monitor.fleet_monitor import FleetMonitor, learn_all, probe_overdue, run_timers, warm_replica
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
 from gorgo.live.parsing.json_body import limit_digits
@@ -468,15 +467,15 @@ def open_request_log(path: Path, state: LiveState) -> LineLog:
     """Return the log of finished requests; the leader of several workers writes the file."""
     if not state.leads and state.link is not None:
         return LineLog(LinesForLeader(path, "request_log", state.link), count=count_nothing)
-    return LineLog(request_log_file(path, state.routing), count=state.telemetry.metrics.request_log)
+    file = request_log_file(path, state.routing)
+    file.open()
+    return LineLog(file, count=state.telemetry.metrics.request_log)
 
 
 def request_log_file(path: Path, routing: Routing) -> RequestLogFile:
-    """Return the file of the request log, open. Raises `ConfigError`."""
+    """Return the file of the request log; opened, or else its first lines open it."""
     block_bytes = BLOCK_BYTES * BLOCKS_PER_HASH
-    log_file = RequestLogFile(path, boot_id=routing.router.boot_id, clock=routing.clock, block_bytes=block_bytes)
-    log_file.open()
-    return log_file
+    return RequestLogFile(path, boot_id=routing.router.boot_id, clock=routing.clock, block_bytes=block_bytes)
 
 
 def record_outcomes(path: Path, state: LiveState) -> LineLog:
@@ -486,12 +485,14 @@ def record_outcomes(path: Path, state: LiveState) -> LineLog:
     if not state.leads and state.link is not None:
         log = outcome_log(LinesForLeader(path, "outcome_log", state.link), count=count_nothing)
     else:
-        log = outcome_log(_outcome_file(path, state), count=state.telemetry.metrics.outcome_log)
+        file = _outcome_file(path, state)
+        file.open()
+        log = outcome_log(file, count=state.telemetry.metrics.outcome_log)
     state.routing.router.settings.record_outcomes(OutcomeLog(log.add))
     return log
 
 
-def _outcome_file(path: Path, state: LiveState) -> LineOutput:
+def _outcome_file(path: Path, state: LiveState) -> LineFile:
     from gorgo.live.telemetry.outcome_log import outcome_log_file
 
     return outcome_log_file(path, boot_id=state.routing.router.boot_id, clock=state.routing.clock)
@@ -500,17 +501,15 @@ def _outcome_file(path: Path, state: LiveState) -> LineOutput:
 async def _take_files(state: LiveState, options: ProcessOptions) -> None:
     """Write the files of the router from now on: the worker that led before has ended.
 
-    The state file is a successor's where there is one, which appends to the same logs.
+    The state file is a successor's where there is one, which appends to the same logs. A log is opened by its next
+    lines: of a worker that leads for the moments of a stop there are none.
     """
     telemetry = state.telemetry
     if options.state_file is not None and options.link is not None and not options.link.retiring.is_set():
         await state.routing.control.write_to(options.state_file)
-    try:
-        if options.request_log is not None and telemetry.request_log is not None:
-            file = request_log_file(options.request_log, state.routing)
-            telemetry.request_log.write_to(file, count=telemetry.metrics.request_log)
-        if options.outcome_log is not None and telemetry.outcome_log is not None:
-            outcomes = _outcome_file(options.outcome_log, state)
-            telemetry.outcome_log.write_to(outcomes, count=telemetry.metrics.outcome_log)
-    except ConfigError as error:
-        log("worker_log_not_opened", level=logging.ERROR, error=str(error))
+    if options.request_log is not None and telemetry.request_log is not None:
+        file = request_log_file(options.request_log, state.routing)
+        telemetry.request_log.write_to(file, count=telemetry.metrics.request_log)
+    if options.outcome_log is not None and telemetry.outcome_log is not None:
+        outcomes = _outcome_file(options.outcome_log, state)
+        telemetry.outcome_log.write_to(outcomes, count=telemetry.metrics.outcome_log)

@@ -113,7 +113,10 @@ def test_one_system_is_compared_alone_and_as_json(tmp_path: Path, capsys: pytest
     ("words", "said"),
     [
         (["--only", "motivations"], "--only motivations: no such group; there are gorgo: tables; lodestar: lodestar, "),
-        (["--system", "routers", "--only", "router"], "there are routers: routers, delay, replaced, overload, large"),
+        (
+            ["--system", "routers", "--only", "router"],
+            "there are routers: routers, processes, delay, replaced, overload, large",
+        ),
         (["--system", "policies"], "--system policies has no published figures; choose its tables by --only"),
         (["--trace", "nowhere.jsonl"], "--trace nowhere.jsonl: no such file"),
         (["--system", "nobody"], "invalid choice: 'nobody'"),

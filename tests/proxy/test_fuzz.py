@@ -137,6 +137,7 @@ ROUTING = cast(
         fingerprinter=Fingerprinter(key=7, block_bytes=BLOCK_BYTES),
         models=ServedModels(config_for([])),
         prompt_heads=PromptHeads(),
+        scaling=SimpleNamespace(hot_prompts=None),
     ),
 )
 bounded = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -44,7 +44,7 @@ def config_of(made: list[Engine]) -> Config:
 def decisions(running: Running, request_id: str) -> list[dict[str, Any]]:
     """Return the decisions of a request as they can be compared."""
     found = running.state.routing.router.view.decisions(request_id)
-    rows = [asdict(each) for each in found]
+    rows = [{**asdict(each), "terms": dict(each.terms)} for each in found]
     return json.loads(json.dumps(rows, default=lambda value: getattr(value, "tolist", lambda: repr(value))()))  # type: ignore[no-any-return]
 
 

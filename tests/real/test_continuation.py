@@ -24,7 +24,7 @@ from tests.real.llama_server import LlamaServer
 #: Cuts of the answers of each route.
 #: How many; `make test-system` cuts at a hundred.
 PLACES = [
-    ("/v1/chat/completions", 15),
+    ("/v1/chat/completions", 16),
     ("/v1/completions", 8),
     pytest.param("/v1/chat/completions", 100, marks=pytest.mark.system),
 ]

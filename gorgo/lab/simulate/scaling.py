@@ -327,7 +327,7 @@ def day_rate(hours: Floats) -> Floats:
     Example
     -------
     >>> [round(float(rate), 2) for rate in day_rate(np.array([4.0, 10.2, 12.5, 15.0, 20.0]))]
-    [0.16, 1.27, 0.82, 1.0, 0.5]
+    [0.15, 1.41, 1.07, 1.07, 0.59]
     """
     humps = 0.7 * _hump(hours, 10.5, 2.0) + 0.86 * _hump(hours, 15.0, 2.4) + 0.36 * _hump(hours, 20.5, 1.8)
     surge = 0.45 * ((hours >= 10.0) & (hours < 10.4))

@@ -96,11 +96,9 @@ class OutcomeLog:
 
 
 def outcome_log_file(path: Path, *, boot_id: str, clock: Callable[[], float]) -> LineFile:
-    """Return the log's file, open. Raises `ConfigError` for a wrong path."""
+    """Return the log's file; opened, or else its first lines open it."""
     header: Mapping[str, Any] = {"gorgo_outcome_log": SCHEMA, "boot_id": boot_id, "started_s": round(clock(), 4)}
-    file = LineFile(path, header, kind="an outcome log", max_bytes=MAX_FILE_BYTES, max_files=MAX_FILES)
-    file.open()
-    return file
+    return LineFile(path, header, kind="an outcome log", max_bytes=MAX_FILE_BYTES, max_files=MAX_FILES)
 
 
 def outcome_log(file: LineOutput, *, count: Callable[[str, int], None]) -> LineLog:

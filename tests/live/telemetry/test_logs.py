@@ -390,7 +390,7 @@ async def test_a_failed_attempt_and_its_retry_have_lines_and_one_answer_in_one_p
 
 def test_a_wrong_path_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write an outcome log: No such file or directory; expected a file"):
-        outcome_log_file(tmp_path / "no" / "log", boot_id="b", clock=lambda: 0.0)
+        outcome_log_file(tmp_path / "no" / "log", boot_id="b", clock=lambda: 0.0).open()
 
 
 async def test_a_full_disk_is_logged_and_routing_goes_on(
