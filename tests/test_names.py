@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.sources import syntax_tree
+from tests.sources import parsed
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,7 +179,7 @@ def sources() -> dict[str, ast.Module]:
     """Syntax tree of each module, by path."""
     paths = sorted(path for top in ("gorgo", "tuner", "experiments") for path in (ROOT / top).rglob("*.py"))
     assert len(paths) > 200
-    return {path.relative_to(ROOT).as_posix(): syntax_tree(path) for path in paths}
+    return {path.relative_to(ROOT).as_posix(): parsed(path.read_text()) for path in paths}
 
 
 def defined(node: ast.AST) -> Iterator[str]:

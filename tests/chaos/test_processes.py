@@ -53,6 +53,7 @@ SEED = 11
 BRIEF_SEED = 43
 
 
+@pytest.mark.system
 @pytest.mark.timeout(300)
 async def test_a_quarter_of_a_minute_of_chaos_breaks_nothing(tmp_path: Path) -> None:
     run = await judged(BRIEF, BRIEF_SEED, tmp_path)

@@ -575,7 +575,7 @@ def test_stream_without_usage_has_none() -> None:
     assert tail.usage() is None
 
 
-@pytest.mark.parametrize("size", [1, 40, 160, 1_000, 100_000])
+@pytest.mark.parametrize("size", [1, 160, 100_000])
 def test_tail_takes_no_more_memory_however_long_the_stream_is(size: int) -> None:
     tail = UsageReader()
     most = 0

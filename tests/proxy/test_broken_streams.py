@@ -154,7 +154,7 @@ def a_request(rng: random.Random, route: str) -> tuple[dict[str, Any], int]:
     return request(route, seed, count, **more), 6 if stop else 0
 
 
-ROUNDS = int(os.environ.get("GORGO_BREAK_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("GORGO_BREAK_ROUNDS", "2"))
 
 
 @pytest.mark.parametrize(("kind", "route"), KINDS)

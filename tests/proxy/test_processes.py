@@ -462,7 +462,8 @@ def _add(found: Read, event: dict[str, Any]) -> None:
         found.finished += choice["finish_reason"] is not None
 
 
-@pytest.mark.parametrize("kind", ["vllm", pytest.param("llamacpp", marks=pytest.mark.system)])
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ["vllm", "llamacpp"])
 async def test_a_killed_engine_costs_no_character(tmp_path: Path, kind: str) -> None:
     config = tmp_path / "regions.yaml"
     config.write_text(regions_continuation_process([1, 2, 3], kind))

@@ -161,7 +161,8 @@ async def test_two_processes_are_one_router(start: Start, tmp_path: Path) -> Non
     assert len(lines) == 1 + 80
 
 
-@pytest.mark.parametrize("which", ["leader", pytest.param("other", marks=pytest.mark.system)])
+@pytest.mark.system
+@pytest.mark.parametrize("which", ["leader", "other"])
 async def test_a_killed_worker_ends_its_own_streams_alone_and_is_replaced(
     start: Start, tmp_path: Path, which: str
 ) -> None:

@@ -50,7 +50,9 @@ from gorgo.lab.traces import TraceFilters, TraceRequest, load_trace
 from tests.lab.sim.fleets import three_regions
 
 
-@pytest.mark.parametrize("name", sorted(shapes()))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.system) if name == "agents" else name for name in sorted(shapes())]
+)
 def test_a_shape_read_from_its_file_gives_the_same_requests(name: str, tmp_path: Path) -> None:
     shape = read_shape(shapes()[name])
     if not isinstance(shape, SharingShape | HerdShape | AgentsShape):

@@ -140,6 +140,7 @@ async def test_a_router_that_joins_has_the_history_of_the_others_in_its_order(re
         await until(lambda: second.knows_prefixes())
 
 
+@pytest.mark.system
 async def test_a_restarted_router_is_another_one(redis_server: RedisServer) -> None:
     shared = redis_server.shared()
     async with member(shared, "eu-2") as second:

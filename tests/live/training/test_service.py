@@ -285,6 +285,7 @@ async def test_a_freeze_stops_learning_and_the_model_stays(tmp_path: Path) -> No
     await bench.service.aclose()
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("quick")
 async def test_a_freeze_in_a_round_ends_it_at_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path, LONG)
