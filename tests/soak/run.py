@@ -54,7 +54,8 @@ class Plan:
         Short requests that count, and slow streams that are open all the while.
     warm_up:
         Short requests before those, beside the same streams. They fill what is kept up to a bound: 10,000 samples,
-        1,000 decisions and the prefix index, which takes 40,000; the heap's pages are exchanged meanwhile.
+        1,000 decisions and the prefix index, which takes 40,000. As many again, because the heap grows a little each
+        time that its pages are exchanged, which is 10, 30 and 70 s after the start.
     connections:
         Short requests at a time.
     limit_s:
@@ -67,7 +68,7 @@ class Plan:
 
     shorts: int = 100_000
     streams: int = 500
-    warm_up: int = 45_000
+    warm_up: int = 100_000
     connections: int = 16
     limit_s: float = 450.0
     replicas: int = 3
