@@ -10,7 +10,8 @@ policy are made of them:
 - `ips`, inverse propensity scoring: the mean of w r (Horvitz and Thompson), unbiased and noisy;
 - `snips`, self-normalised: the same over the mean of w, which cancels most of the noise of the weights;
 - `dr`, doubly robust: the mean of q(pi) + w (r - q), q the outcome that a model predicts (Dudik, Langford and Li,
-  equation 1). It is unbiased whatever the model predicts, as p is known; the noise left is that of the model's error.
+  arXiv 1103.4601). It is unbiased whatever the model predicts, as p is known; the noise left is that of the model's
+  error.
 
 What counts is the change from the log's own mean, since both have the noise of the traffic. A decision changes the
 queues and caches of the next ones, so outcomes of one minute are alike: the interval comes from the sums of blocks of

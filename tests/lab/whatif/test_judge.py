@@ -23,10 +23,10 @@ from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import TraceFilters
 from gorgo.lab.whatif import JudgedLog
-from gorgo.lab.whatif.collect import DecisionCollector
 from gorgo.lab.whatif.log_filter import LogFilter
 from gorgo.live.telemetry.outcome_log import OutcomeLine
 from gorgo.policies.registry import make_policy
+from tests.lab.whatif.collect import DecisionCollector
 
 HEADER = {"gorgo_outcome_log": 2, "boot_id": "b", "started_s": 1.0}
 

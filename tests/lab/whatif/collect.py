@@ -27,7 +27,7 @@ class DecisionCollector:
         """Return when it begins to collect; None afterwards."""
         return self._next_s
 
-    def act(self, router: Router, now: float) -> None:  # noqa: ARG002 - it begins at once
+    def act(self, router: Router, now: float) -> None:
         """Begin to collect."""
         router.settings.record_outcomes(self)
         self._next_s = None
