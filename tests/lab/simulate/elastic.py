@@ -61,7 +61,7 @@ class Static:
 
     replicas: int
 
-    def wanted(self, router: Router, fleet: FleetState, *, now: float) -> int:  # noqa: ARG002 - a rule's signature
+    def wanted(self, router: Router, fleet: FleetState, *, now: float) -> int:
         return self.replicas
 
 
@@ -137,7 +137,7 @@ class Utilisation:
     def __init__(self) -> None:
         self._busy: deque[float] = deque(maxlen=UTILISATION_SAMPLES)
 
-    def __call__(self, router: Router, fleet: FleetState) -> float:  # noqa: ARG002 - a metric's signature
+    def __call__(self, router: Router, fleet: FleetState) -> float:
         busy = [any(model.running for model in fleet.engines[name].models) for name in fleet.serving]
         self._busy.append(sum(busy) / max(len(busy), 1))
         return sum(self._busy) / len(self._busy) * len(busy)
