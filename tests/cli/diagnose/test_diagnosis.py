@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gorgo.cli.diagnose import _Answer, _probe_facts, _with_blocks
-from gorgo.cli.diagnosis import (
-    FAULTS,
+from gorgo.cli.diagnosis import FAULTS, Finding, diagnose
+from gorgo.cli.evidence import (
     Evidence,
-    Finding,
     HeadFacts,
     KvFacts,
     LoggedFacts,
@@ -21,7 +20,6 @@ from gorgo.cli.diagnosis import (
     RouterFacts,
     SampleFacts,
     TunerFacts,
-    diagnose,
 )
 from gorgo.core.messages.kv_events import BlocksStored, KvTier
 from gorgo.core.prompt.fingerprint import HEADS, PromptHeads
