@@ -23,7 +23,7 @@ from gorgo.lab.datasets import GroupsShape, SharingShape, read_shape, shapes
 from gorgo.lab.datasets.prefix_shapes import Quantiles
 
 NAME, TITLE = "lodestar", "Lodestar"
-HEURISTIC, LODESTAR = "prefix-cache-and-load", "lodestar"
+HEURISTIC, LODESTAR, BENCHMARK = "prefix-cache-and-load", "lodestar", "lodestar, as in its benchmark"
 #: Requests of a run: a model is there before the measured half of them. Of a long run: half of Lodestar's shift.
 REQUESTS, LONG = 3000, 10_000
 #: Rate of Mooncake's conversation trace on 8 A30, 1/s: at three times that first tokens take minutes.
@@ -156,7 +156,7 @@ def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
     return [
         *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), *_filter(),
-        _longer(), _share_of_pools(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(),
+        _longer(), _share_of_pools(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(), *_circular(),
     ]  # fmt: skip
 
 
@@ -200,12 +200,21 @@ def _mixed_rates() -> Iterator[VariantComparison]:
         yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, GORGO_MS, RESIDUAL), (MEAN, P99))
 
 
+def _circular() -> Iterator[VariantComparison]:
+    """Its circular dependency: a model learns from decisions of the policy before it, and then changes them."""
+    variants = ("lodestar, first model alone", BENCHMARK)
+    for fleet in (EQUAL, TWO_KINDS):
+        traffic = sharing(0.5, requests=REQUESTS, rate_per_s=6 * SCALES[fleet])
+        heuristic = "prefix-cache-and-load, shadow lodestar's first model"
+        yield routers("circular", fleet, traffic, heuristic, variants, (MEAN, P99))
+
+
 def _long() -> Iterator[VariantComparison]:
     """With ten models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
-    variants = (LODESTAR, "lodestar, as in its benchmark", GORGO_MS, RESIDUAL)
+    variants = (LODESTAR, BENCHMARK, RESIDUAL)
     for fleet, rate, output_tokens in ((EQUAL, 6.0, None), (TWO_KINDS, 11.4, None), (EQUAL, 10.0, 1)):
         traffic = sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens)
-        found = routers("lodestar-long", fleet, traffic, HEURISTIC, variants, also=("oracle",))
+        found = routers("lodestar-long", fleet, traffic, HEURISTIC, variants)
         yield replace(found, targets=tuple(_against_heuristic(fleet, variants)))
 
 
@@ -257,7 +266,7 @@ def _filter() -> Iterator[VariantComparison]:
     }
     for rate in (3.0, 3.3):
         traffic = shipped("toolagent-like", requests=REQUESTS, rate_per_s=rate)
-        variants = (LODESTAR, RESIDUAL, GORGO_MS)
+        variants = (LODESTAR, RESIDUAL)
         yield routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", variants, (MEAN, P99), published)
 
 
