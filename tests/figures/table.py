@@ -19,7 +19,7 @@ from tests.documents import tables
 from tests.figures.attacks import BEFORE, attacks, attacks_of_seams, fast_failures
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
-from tests.figures.cache_sources import ENGINES, SCENARIOS, WORKLOADS, cache_sources, engines
+from tests.figures.cache_sources import ENGINES, SCENARIOS, STICKY, WORKLOADS, cache_sources, engines
 from tests.figures.comparison import BURST_COMMANDS, burst, comparison
 from tests.figures.comparison import COMMANDS as COMPARISON
 from tests.figures.herd import COMMANDS as HERD_COMMANDS
@@ -557,6 +557,7 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "cache-scenarios": Figure(SCENARIOS, cache_sources),
+    "cache-sticky": Figure(STICKY, cache_sources),
     "cache-workloads": Figure([WORKLOADS], cache_sources),
     "several-routers": Figure(SEVERAL_ROUTERS, several_routers),
     "large-fleets": Figure(["python -m tests.bench large_fleets"], _printed),
@@ -608,8 +609,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
-    "sticky": NotStored("a policy without a group of its own: rows of a script", "255eb35"),
-    "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
     "hacked-engines": NotStored("one seed, and engines that only a script makes", "b37876b"),
     "relay-plain": NotStored(
