@@ -96,7 +96,7 @@ def _weighted(policy: str, **weights: float) -> Variant:
 
 
 #: Values of tau in the sweep.
-TAUS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+TAUS = (0.2, 0.4, 0.5, 0.6, 0.8)
 #: Policies whose order of replicas is compared with the order of the measured first tokens.
 SHADOWS = ("gorgo-residual", "lodestar", "predicted-latency")
 #: Share of a run of 3,000 requests in which one model is trained.

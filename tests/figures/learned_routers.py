@@ -17,8 +17,8 @@ GROUPS = {"production": "--seeds 5"}
 MOTIVATION = {"motivation": "--seeds 3", "oracle": "--seeds 3"}
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
-#: Ten models in a run.
-LONG = {"lodestar-long": "--seeds 3"}
+#: Six models in a run.
+LONG = {"lodestar-long": "--seeds 3 --scale 0.6"}
 #: Its traffic and its rates as published, and what the data of another policy is worth.
 SHAPE = {"lodestar-shape": "--seeds 3"}
 RATES = {"lodestar-rates": "--seeds 3"}
