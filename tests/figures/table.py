@@ -611,6 +611,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
     "hacked-engines": NotStored("one seed, and engines that only a script makes", "b37876b"),
+    "hacked-vllm": NotStored("live vLLM on a CPU, in a script", "89ed511"),
     "relay-plain": NotStored(
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
     ),
