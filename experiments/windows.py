@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import tuner
 from experiments.audit import ShortSightedPolicy
 from experiments.comparison import MEASURES
-from experiments.fleets import ExperimentFleet, paper_fleet
+from experiments.fleets import ExperimentFleet
 from experiments.runner import Runs, run_key
 from experiments.simulated import TaskRun
 from experiments.tables import ClaimVerdict
@@ -22,7 +22,6 @@ from gorgo.core.policy.interface import Policy
 from gorgo.lab.datasets import Shape, generate_requests
 from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.results import ResultRow, load_text
-from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.workload import SimRequest
@@ -78,8 +77,8 @@ class Workload:
         Name of a fleet; None: that of regions.yaml.
     pool_share:
         Part of each KV pool of a named fleet that there is.
-    profile:
-        Engine of every replica of the GORGO paper's fleet, in place of `fleet`, with the Router's own limits.
+    world:
+        Of another fleet than a named one, with the Router's own limits.
     client_concurrency:
         As in `SimJob`.
     seeds:
@@ -100,7 +99,7 @@ class Workload:
     scenario: str = STEADY
     fleet: str | None = None
     pool_share: float = 1.0
-    profile: EngineProfile | None = None
+    world: SimFleet | None = None
     client_concurrency: int | None = None
     seeds: int | None = None
 
@@ -147,15 +146,15 @@ class PolicyTask:
         workload = self.workload
         if workload.shape is None:
             return self._job()
-        return replace(self._job(), feed=_drawn(workload.shape, self.seed, workload.filters))
+        return replace(self._job(), feed=drawn(workload.shape, self.seed, workload.filters))
 
     def _job(self) -> SimJob:
         workload = self.workload
         named = {SHORT_SIGHTED: OURS, ONLINE: PAPER}.get(self.policy, self.policy)
         policy, weights = WEIGHTED.get(named, (named, None))
         fleet, limits, (probe_s, scrape_s) = _regions()
-        if workload.profile is not None:
-            fleet, limits, (probe_s, scrape_s) = paper_fleet(workload.profile), None, (30.0, 30.0)
+        if workload.world is not None:
+            fleet, limits, (probe_s, scrape_s) = workload.world, None, (30.0, 30.0)
         return SimJob(
             trace=self.trace,
             policy=policy,
@@ -198,7 +197,7 @@ def _part_of(fleet: str, pool_share: float) -> SimFleet:
 
 
 @lru_cache(maxsize=2)
-def _drawn(shape: Shape, seed: int, filters: TraceFilters) -> Sequence[SimRequest]:
+def drawn(shape: Shape, seed: int, filters: TraceFilters) -> Sequence[SimRequest]:
     """Return the requests of a shape that pass the filters, in its own blocks."""
     requests = generate_requests(replace(shape, seed=seed), block_tokens=shape.block_tokens)
     return tuple(feed_of(filters.apply(requests), block_tokens=shape.block_tokens))
