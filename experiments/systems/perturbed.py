@@ -1,10 +1,10 @@
 """Settings that nobody tuned on: fleets, round trips, speeds, pools and traffic are drawn from a seed.
 
-Theory of operation. Setting n is drawn by the generator of seed n and is the same for ever. Three settings have each
-kind of traffic: lengths and counts are multiplied by random factors, and shares are raised to random powers. A fleet has one model on one to three kinds of engine, one under a scheduler of either kind. Its speeds are not those of
-any profile, and the Router is told those of the profile: it knows pools and batches, and has to learn speeds. The load
-is the share of their time for which the engines would be busy if each prefix that was there before were found: it is
-drawn too, and the time scale follows from it.
+Theory of operation. Setting n is drawn by the generator of seed n and is the same for ever. Each kind of traffic has
+three settings: lengths and counts are multiplied by random factors, and shares are raised to random powers. A fleet has
+one model on one to three kinds of engine. Its speeds are those of no profile, and the Router is told those of the
+profile: it knows pools and batches, and has to learn speeds. The load is the share of their time for which the engines
+would be busy if every earlier prefix were found. It is drawn too, and the time scale follows from it.
 
 No request is queued at the router, under any policy. The best of the rivals is chosen afterwards, for each setting and
 figure, which no operator can do.
@@ -126,7 +126,7 @@ def perturbed_shape(shape: Shape, rng: np.random.Generator) -> Shape:
 def perturbed_fleet(rng: np.random.Generator) -> SimFleet:
     """Return a fleet; its Router knows each pool and batch, and of each speed that of the profile."""
     region_rtts_s = [1e-3 * rng.uniform(1, 8), *(1e-3 * 250 ** rng.uniform(0.3, 1, size=rng.integers(0, 4)))]
-    names = rng.permutation(ENGINES[rng.integers(len(ENGINES))])[: rng.integers(1, 4)]
+    names = rng.permutation(ENGINES[int(rng.integers(len(ENGINES)))])[: rng.integers(1, 4)]
     change: Callable[[EngineProfile], EngineProfile] = as_vllm if rng.uniform() < 0.5 else replace
     known = [_with_pool(change(find_profile(str(name))), rng) for name in names]
     speeds = [(_factor(rng), _factor(rng)) for _ in known]
