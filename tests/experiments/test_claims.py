@@ -41,7 +41,7 @@ from tests.figures.wording import plain
 from tuner.offline.search import RunScore
 
 #: Groups whose rows have tables of their own, or none yet.
-ELSEWHERE = ("engines", "partial-hits", "tail", "residual", "two-terms", "two-terms-hits", "two-terms-shapes")
+ELSEWHERE = ("rivals", "engines", "partial-hits", "tail", "residual", "two-terms", "two-terms-hits", "two-terms-shapes")
 
 
 def test_every_target_names_what_there_is() -> None:
