@@ -141,7 +141,7 @@ def test_wrong_priors_are_compared_with_right_ones_elsewhere() -> None:
 
 def test_the_conversation_trace_adds_its_rows_and_widens_the_means() -> None:
     without, with_it = all_targets(None), all_targets("conversation.jsonl")
-    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3 + 3 * 3
+    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3 + 2 * 3 + 4 * 3
     for targets, count in ((without, 4), (with_it, 7)):
         means = [target for target in targets if len(target.workloads) > 1]
         assert [len(target.workloads) for target in means] == [count] * 3
