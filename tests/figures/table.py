@@ -654,6 +654,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     ),
     "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
     "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),
+    "queue-at-full-load": NotStored("the queue of the proxy under every policy and under none, in a script", "89ed511"),
     "less-ttft": NotStored("two seeds for each of five factors on two weights", "9651bf3"),
     "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),
     "no-harm": NotStored("five seeds of a group of which `tuning` stores two", "c66f0b9"),
