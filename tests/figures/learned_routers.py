@@ -14,11 +14,13 @@ from tests.figures.wording import LEARNED_ROUTERS, in_words
 #: Groups and their options.
 LODESTAR = {"lodestar": "--seeds 3"}
 GROUPS = {"production": "--seeds 5"}
-MOTIVATION = {"motivation": "--seeds 3", "oracle": "--seeds 3"}
+MOTIVATION = {"motivation": "--seeds 3"}
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
 #: Six models in a run.
 LONG = {"lodestar-long": "--seeds 3 --scale 0.6"}
+#: Prefills alone.
+PREFILL = {"lodestar-prefill": "--seeds 3"}
 #: Its traffic and its rates as published, and what the data of another policy is worth.
 SHAPE = {"lodestar-shape": "--seeds 3"}
 RATES = {"lodestar-rates": "--seeds 3"}
