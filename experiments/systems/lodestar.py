@@ -286,7 +286,7 @@ def _shadows() -> Iterator[VariantComparison]:
 def _scrapes() -> Iterator[VariantComparison]:
     """Fresh and stale reports of engines over a long path."""
     traffic, variants = sharing(0.5, requests=REQUESTS, rate_per_s=8.0), (LODESTAR, RESIDUAL, "load-prefix 1:1:1")
-    for interval_s in (0.1, 30.0):
+    for interval_s in (0.1, 1.0, 30.0):
         yield routers("scrapes", "vllm", traffic, GORGO_MS, variants, (MEAN, P99), scrape_s=interval_s)
 
 

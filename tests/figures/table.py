@@ -46,6 +46,7 @@ from tests.figures.learned_routers import (
     TAU,
     commands,
     learned_routers,
+    unbounded,
 )
 from tests.figures.marked import Cell, Rows, Table, View, numbers_of
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
@@ -548,15 +549,15 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-shape": Figure(commands(SHAPE), learned_routers),
     "learned-routers-rates": Figure(commands(RATES), learned_routers),
     "learned-routers-circular": Figure(commands(CIRCULAR), learned_routers),
-    "learned-routers-pools": Figure(commands(POOLS), learned_routers),
-    "learned-routers-tau": Figure(commands(TAU), learned_routers),
+    "learned-routers-pools": Figure(commands(POOLS), unbounded),
+    "learned-routers-tau": Figure(commands(TAU), unbounded),
     "learned-routers-accuracy": Figure(commands(ACCURACY), learned_routers),
-    "learned-routers-scrapes": Figure(commands(SCRAPES), learned_routers),
+    "learned-routers-scrapes": Figure(commands(SCRAPES), unbounded),
     "learned-routers-gates": Figure(commands(GATES), learned_routers),
-    "learned-routers-shadows": Figure(commands(SHADOWS), learned_routers),
+    "learned-routers-shadows": Figure(commands(SHADOWS), unbounded),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
     "learned-routers-ladders": Figure(commands(LADDERS), learned_routers),
-    "learned-routers-more": Figure(commands(MORE), learned_routers),
+    "learned-routers-more": Figure(commands(MORE), unbounded),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "cache-scenarios": Figure(SCENARIOS, cache_sources),
     "cache-sticky": Figure(STICKY, cache_sources),
