@@ -15,11 +15,11 @@ from tests.figures.wording import LEARNED_ROUTERS, in_words
 #: Groups and their options.
 LODESTAR = {"lodestar": "--seeds 3"}
 GROUPS = {"production": "--seeds 5"}
-MOTIVATION = {"motivation": "--seeds 3"}
+MOTIVATION = {"motivation": "--seeds 5", "oracle": "--seeds 5"}
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
-#: Six models in a run.
-LONG = {"lodestar-long": "--seeds 3 --scale 0.6"}
+#: Ten models in a run.
+LONG = {"lodestar-long": "--seeds 5"}
 #: Prefills alone.
 PREFILL = {"lodestar-prefill": "--seeds 3"}
 #: Its traffic and its rates as published, and what the data of another policy is worth.
@@ -29,8 +29,8 @@ CIRCULAR = {"circular": "--seeds 3"}
 #: Of as many requests as the paper's; and with the conversation trace.
 POOLS = {"pools": "--seeds 5 --scale 3.3334"}
 TAU = {"tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
-ABLATIONS = {"guards": "--seeds 3 --scale 0.5", "shift": "--seeds 3 --scale 0.5"}
-K_FILTER = {"k-filter": "--seeds 3"}
+ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
+K_FILTER = {"k-filter": "--seeds 5"}
 SHADOWS = {"shadows": "--seeds 5"}
 LATER = {"scenarios": "--seeds 5"}
 #: What fresh reports of engines are worth.
