@@ -601,7 +601,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     ),
     "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
-    "lodestar-index": NotStored("of an audit, in a script", "255eb35"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
     "whatif-coverage": NotStored(
