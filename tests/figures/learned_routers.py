@@ -15,7 +15,7 @@ from tests.figures.wording import LEARNED_ROUTERS, in_words
 #: Groups and their options.
 LODESTAR = {"lodestar": "--seeds 3"}
 GROUPS = {"production": "--seeds 5"}
-MOTIVATION = {"motivation": "--seeds 5", "oracle": "--seeds 5"}
+MOTIVATION = {"motivation": "--seeds 3"}
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
 #: Ten models in a run.

@@ -540,7 +540,7 @@ FIGURES: Mapping[str, Figure] = {
     "attacks-seams": Figure(["python -m tests.attacks --seams"], attacks_of_seams),
     "relay": Figure(RELAY_COMMANDS, relay),
     "learned-routers": Figure(commands(GROUPS), learned_routers),
-    "learned-routers-motivation": Figure(commands(MOTIVATION), unbounded),
+    "learned-routers-motivation": Figure(commands(MOTIVATION), learned_routers),
     "learned-routers-lodestar": Figure(commands(LODESTAR), learned_routers),
     "learned-routers-ablations": Figure(commands(ABLATIONS), unbounded),
     "learned-routers-k-filter": Figure(commands(K_FILTER), unbounded),
