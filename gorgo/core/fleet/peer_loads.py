@@ -13,10 +13,10 @@ and the time at which the own head is late. While the own queue is not empty, it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,8 +93,9 @@ class PeerLoads:
     waited_s: Floats = field(default_factory=lambda: np.zeros(0))
     salt: Floats = field(default_factory=lambda: np.zeros(0))
     _fades_s: float = inf
-    #: What is added to a column until the next report.
+    #: What is added to a column until the next report, and the columns to which nothing is added.
     _added: dict[str, Floats] = field(default_factory=dict)
+    _plain: dict[str, Any] = field(default_factory=dict)
 
     @property
     def routers(self) -> Mapping[str, float]:
@@ -154,6 +155,9 @@ class PeerLoads:
         if not self._peers:
             return self.columns
         self._fit()
+        if self._plain.get("salt") is not self.columns.salt:  # there are more slots
+            names = {item.name for item in fields(Columns)} - _ADDED.keys() - {"drained_at_s"}
+            self._plain = {name: getattr(self.columns, name) for name in names}
         return cast(Columns, _AllRouters(self, now))
 
     def added(self, name: str) -> Floats:
@@ -226,14 +230,16 @@ class _AllRouters:
     """The fleet's columns, where those of a load have the others' added; each on first use."""
 
     def __init__(self, peers: PeerLoads, now: float) -> None:
-        self._peers, self._own, self._now = peers, peers.columns, now
+        self.__dict__.update(peers._plain)
+        self._peers, self._now = peers, now
 
     def __getattr__(self, name: str) -> Floats:
-        column: Floats = getattr(self._own, name)
+        peers = self._peers
+        column: Floats = getattr(peers.columns, name)
         if name == "drained_at_s":
-            column = _with_work_of_others(column, self._peers, self._now)
-        elif name in _ADDED:
-            column = column + self._peers.added(name)
+            column = _with_work_of_others(column, peers, self._now)
+        else:
+            column = column + peers.added(name)
         self.__dict__[name] = column
         return column
 

@@ -25,8 +25,6 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Literal, TypeVar
 
-import numpy as np
-
 from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
@@ -52,7 +50,7 @@ class MarkedPrompt:
     The rest is as in its request.
     """
 
-    every: list[int]
+    every: memoryview
     block_tokens: float
     boundaries: Sequence[int]
     depths: list[int]
@@ -63,7 +61,7 @@ class MarkedPrompt:
         """Return the marks of a prompt; none without a full block."""
         blocks = request.blocks
         depths = marked_depths(len(blocks) // BLOCK_HASH_BYTES, request.block_tokens, request.boundaries)
-        every: list[int] = np.frombuffer(blocks, dtype="<u8").tolist()
+        every = memoryview(blocks).cast("Q")
         words = [every[depth - 1] for depth in depths]
         return cls(every, request.block_tokens, request.boundaries, depths, words)
 
@@ -271,6 +269,7 @@ class GroupPrefixes:
 
     Example
     -------
+    >>> import numpy as np
     >>> marks = GroupPrefixes()
     >>> peers = PrefixMarks("a", None, (1, 2), b"block--1block--2")
     >>> marks.use(1, peers.blocks, peers.words, Origin.REMOTE, tick=2, now=0.0, capacity_blocks=None)
@@ -314,10 +313,12 @@ class GroupPrefixes:
         while found is not None or count:
             found = (found or 0) & left
             if found:
-                if raised is matched:
-                    raised = matched.copy()
+                tokens = depth * request.block_tokens
                 for slot in slots_of(found):
-                    raised[slot] = max(raised[slot], depth * request.block_tokens)
+                    if raised.item(slot) < tokens:
+                        if raised is matched:
+                            raised = matched.copy()
+                        raised[slot] = tokens
                 left &= ~found
                 if not left:
                     break
