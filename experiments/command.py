@@ -20,7 +20,18 @@ from experiments.grid import Grid, SystemReport
 from experiments.pictures import write_pictures
 from experiments.published import WORDS, compared, page_of
 from experiments.runner import BACKENDS, Runner
-from experiments.systems import gorgo_paper, herd, llm_d, lodestar, policies, push_map, ranvier, several, tuner_claims
+from experiments.systems import (
+    gorgo_paper,
+    herd,
+    llm_d,
+    lodestar,
+    plateau,
+    policies,
+    push_map,
+    ranvier,
+    several,
+    tuner_claims,
+)
 from experiments.tables import TableSection, as_markdown
 from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.errors import GorgoError
@@ -29,7 +40,8 @@ from gorgo.lab.sim.engine.profiles import FLAGS, find_profile
 
 #: Systems with published figures, in the order of the comparison; and this project's own claims.
 PUBLISHED: Mapping[str, ModuleType] = {one.NAME: one for one in (gorgo_paper, lodestar, llm_d, push_map, ranvier)}
-SYSTEMS: Mapping[str, ModuleType] = {**PUBLISHED, **{one.NAME: one for one in (policies, herd, several, tuner_claims)}}
+OWN: Mapping[str, ModuleType] = {one.NAME: one for one in (policies, herd, several, tuner_claims, plateau)}
+SYSTEMS: Mapping[str, ModuleType] = {**PUBLISHED, **OWN}
 HEADER = ("on", "figure", "published", "reproduced here", "ours", "verdict")
 #: Of `--quick`: a preview that takes two idle cores less than 15 minutes. Whole windows are cut to so many requests.
 QUICK_SEEDS, QUICK_REQUESTS = 1, 2_000
