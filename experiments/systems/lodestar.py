@@ -23,7 +23,7 @@ from gorgo.lab.datasets import GroupsShape, SharingShape, read_shape, shapes
 from gorgo.lab.datasets.prefix_shapes import Quantiles
 
 NAME, TITLE = "lodestar", "Lodestar"
-HEURISTIC, LODESTAR = "prefix-cache-and-load", "lodestar"
+HEURISTIC, LODESTAR, BENCHMARK = "prefix-cache-and-load", "lodestar", "lodestar, as in its benchmark"
 #: Requests of a run: a model is there before the measured half of them. Of a long run: half of Lodestar's shift.
 REQUESTS, LONG = 3000, 10_000
 #: Rate of Mooncake's conversation trace on 8 A30, 1/s: at three times that first tokens take minutes.
@@ -33,9 +33,8 @@ EQUAL, WITHOUT_CACHE, TWO_KINDS = "8xA30", "7xA30-8xV100", "7xL20-8xA30"
 SCALES = {EQUAL: 1.0, WITHOUT_CACHE: 1.6, TWO_KINDS: 1.9}
 #: What this project's policy has to exceed: the summary's mean and p99.
 SUMMARY = {MEAN: 1.41, P99: 1.47}
-#: Prompt lengths of synthetic traffic: 1k to 8k tokens, evenly. Shares of a mixed workload.
+#: Prompt lengths of synthetic traffic: 1k to 8k tokens, evenly.
 LENGTHS: Quantiles = ((0.0, 1000.0), (1.0, 8000.0))
-MIXED = (0.1, 0.3, 0.5, 0.7)
 _SHIFT_RATES = (3.0, 6.5)
 #: What its bars have beside the heuristic: Mooncake, its Algorithm 2 and the fewest requests in flight.
 BARS = ("mooncake, bounded index", "tau 0.5", "least-request")
@@ -79,11 +78,6 @@ def sharing(share: float, *, requests: int, rate_per_s: float, output_tokens: in
     name = f"{share:.0%} shared" + (", prefill only" if output_tokens == 1 else "")
     shape = sharing_shape(share)
     return one_phase(name, shape, requests=requests, rate_per_s=rate_per_s, output_tokens=output_tokens)
-
-
-def mixed(*, requests: int, rate_per_s: float) -> PhasedTraffic:
-    """Return four levels of sharing side by side."""
-    return one_phase("mixed", *map(sharing_shape, MIXED), requests=requests, rate_per_s=rate_per_s)
 
 
 def shipped(name: str, *, requests: int, rate_per_s: float) -> PhasedTraffic:
@@ -137,13 +131,10 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
     """Yield the traffic of a fleet, the most telling first."""
     scale, requests = SCALES[fleet], REQUESTS
     yield sharing(0.5, requests=requests, rate_per_s=6 * scale)
-    yield sharing(0.5, requests=requests, rate_per_s=4 * scale)
-    yield shipped("toolagent-like", requests=requests, rate_per_s=3 * scale)
     yield sharing(0.5, requests=requests, rate_per_s=10 * scale, output_tokens=1)
+    yield shipped("toolagent-like", requests=requests, rate_per_s=3 * scale)
     yield sharing(0.1, requests=requests, rate_per_s=5 * scale)
-    yield sharing(0.3, requests=requests, rate_per_s=5.5 * scale)
     yield sharing(0.7, requests=requests, rate_per_s=7 * scale)
-    yield mixed(requests=requests, rate_per_s=6 * scale)
     yield shipped("synthetic-like", requests=requests, rate_per_s=2.5 * scale)
     if conversation is not None:
         yield one_phase("conversation", conversation, requests=requests, rate_per_s=CONVERSATIONS * scale)
@@ -155,8 +146,8 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
 def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
     return [
-        *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), *_filter(),
-        _longer(), _share_of_pools(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(),
+        *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), _filter(),
+        _longer(), _share_of_pools(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(), *_circular(),
     ]  # fmt: skip
 
 
@@ -180,7 +171,7 @@ def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
     for fleet in SCALES:
         for number, traffic in enumerate(_traffic(fleet, conversation)):
             first = number == 0
-            variants = (LODESTAR, GORGO_MS, RESIDUAL, *((RESIDUAL + QUEUEING, *BARS) if first else ()))
+            variants = (LODESTAR, RESIDUAL, *((GORGO_MS, RESIDUAL + QUEUEING, *BARS) if first else ()))
             yield replace(
                 routers("lodestar" if first else "lodestar-more", fleet, traffic, HEURISTIC, variants,
                         also=("oracle",) if first else ()),
@@ -197,15 +188,24 @@ def _mixed_rates() -> Iterator[VariantComparison]:
     """Its rates on mixed GPUs, from a light load here to one at which queues grow."""
     for rate in MIXED_RATES:
         traffic = sharing(0.5, requests=REQUESTS, rate_per_s=rate)
-        yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, GORGO_MS, RESIDUAL), (MEAN, P99))
+        yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, RESIDUAL), (MEAN, P99))
+
+
+def _circular() -> Iterator[VariantComparison]:
+    """Its circular dependency: a model learns from decisions of the policy before it, and then changes them."""
+    variants = ("lodestar, first model alone", BENCHMARK)
+    for fleet in (EQUAL, TWO_KINDS):
+        traffic = sharing(0.5, requests=REQUESTS, rate_per_s=6 * SCALES[fleet])
+        heuristic = "prefix-cache-and-load, shadow lodestar's first model"
+        yield routers("circular", fleet, traffic, heuristic, variants, (MEAN, P99))
 
 
 def _long() -> Iterator[VariantComparison]:
     """With ten models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
-    variants = (LODESTAR, "lodestar, as in its benchmark", GORGO_MS, RESIDUAL)
+    variants = (LODESTAR, BENCHMARK, RESIDUAL)
     for fleet, rate, output_tokens in ((EQUAL, 6.0, None), (TWO_KINDS, 11.4, None), (EQUAL, 10.0, 1)):
         traffic = sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens)
-        found = routers("lodestar-long", fleet, traffic, HEURISTIC, variants, also=("oracle",))
+        found = routers("lodestar-long", fleet, traffic, HEURISTIC, variants)
         yield replace(found, targets=tuple(_against_heuristic(fleet, variants)))
 
 
@@ -232,7 +232,7 @@ def _tau(conversation: str | None) -> Iterator[VariantComparison]:
 
 
 def _shift() -> VariantComparison:
-    variants = (LODESTAR, "lodestar, offline", RESIDUAL, GORGO_MS, HEURISTIC)
+    variants = (LODESTAR, "lodestar, offline", RESIDUAL, HEURISTIC)
     return routers("shift", EQUAL, more_sharing(), "lodestar, frozen", variants, (MEAN, P99))
 
 
@@ -248,24 +248,21 @@ def _pools() -> Iterator[VariantComparison]:
         yield routers("pools", EQUAL, more_sharing(), against, variants, (MEAN, P99), published)
 
 
-def _filter() -> Iterator[VariantComparison]:
-    """The second rate is the most that is served without a queue that grows: there KV pools are full, as published."""
+def _filter() -> VariantComparison:
+    """At the most that is served without a queue that grows: there KV pools are full, as published."""
     place = "ablation of the K-filter"
     published = {
         (LODESTAR, MEAN): Published.of("1.72", _source(place, "ToolAgent, 12 RPS", MEAN), "3209 ms over 1865 ms"),
         (LODESTAR, P99): Published.of("1.78", _source(place, "ToolAgent, 12 RPS", P99), "18686 ms over 10528 ms"),
     }
-    for rate in (3.0, 3.3):
-        traffic = shipped("toolagent-like", requests=REQUESTS, rate_per_s=rate)
-        variants = (LODESTAR, RESIDUAL, GORGO_MS)
-        yield routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", variants, (MEAN, P99), published)
+    traffic = shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.3)
+    return routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", (LODESTAR, RESIDUAL), (MEAN, P99), published)
 
 
 def _longer() -> VariantComparison:
     """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
-    guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
-    variants = (LODESTAR, RESIDUAL, GORGO_MS, *(f"lodestar, {guard}" for guard in guards),
-                *(f"gorgo-residual, {guard}" for guard in ("no range check", "no limit")))  # fmt: skip
+    guards = ("no range check", "no exploration", "no K-filter", "near best 0.1")
+    variants = (LODESTAR, RESIDUAL, *(f"lodestar, {guard}" for guard in guards))
     found = routers("guards", EQUAL, longer_prompts(), HEURISTIC, variants, (P99, MEAN))
     bounds: dict[tuple[str, str], Any] = {(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}
     return replace(found, targets=tuple(replace(one, **bounds.get((one.of, one.figure), {})) for one in found.targets))
@@ -274,7 +271,7 @@ def _longer() -> VariantComparison:
 def _share_of_pools() -> VariantComparison:
     """The share of each pool, in the table of means, beside that of full knowledge."""
     traffic = sharing(0.5, requests=REQUESTS, rate_per_s=11.4)
-    return routers("oracle", TWO_KINDS, traffic, "oracle", (LODESTAR, RESIDUAL, GORGO_MS, HEURISTIC), (MEAN,))
+    return routers("oracle", TWO_KINDS, traffic, "oracle", (LODESTAR, RESIDUAL, HEURISTIC), (MEAN,))
 
 
 def _shadows() -> Iterator[VariantComparison]:
@@ -287,7 +284,7 @@ def _shadows() -> Iterator[VariantComparison]:
 def _scrapes() -> Iterator[VariantComparison]:
     """Fresh and stale reports of engines over a long path."""
     traffic, variants = sharing(0.5, requests=REQUESTS, rate_per_s=8.0), (LODESTAR, RESIDUAL, "load-prefix 1:1:1")
-    for interval_s in (0.1, 1.0, 30.0):
+    for interval_s in (0.1, 30.0):
         yield routers("scrapes", "vllm", traffic, GORGO_MS, variants, (MEAN, P99), scrape_s=interval_s)
 
 

@@ -19,7 +19,7 @@ from tests.documents import tables
 from tests.figures.attacks import BEFORE, attacks, attacks_of_seams, fast_failures
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
-from tests.figures.cache_sources import ENGINES, SCENARIOS, WORKLOADS, cache_sources, engines
+from tests.figures.cache_sources import ENGINES, SCENARIOS, STICKY, WORKLOADS, cache_sources, engines
 from tests.figures.comparison import BURST_COMMANDS, burst, comparison
 from tests.figures.comparison import COMMANDS as COMPARISON
 from tests.figures.herd import COMMANDS as HERD_COMMANDS
@@ -27,6 +27,7 @@ from tests.figures.herd import herd, tuner
 from tests.figures.learned_routers import (
     ABLATIONS,
     ACCURACY,
+    CIRCULAR,
     GATES,
     GROUPS,
     K_FILTER,
@@ -37,8 +38,10 @@ from tests.figures.learned_routers import (
     MORE,
     MOTIVATION,
     POOLS,
+    RATES,
     SCRAPES,
     SHADOWS,
+    SHAPE,
     TAU,
     commands,
     learned_routers,
@@ -268,11 +271,23 @@ def _partial_hits(results: Sequence[Any]) -> View:
 
 def _residual(results: Sequence[Any]) -> View:
     """A row per workload: the ratio of each figure, without its interval."""
+    return _ratios(results, numbers=1)
+
+
+def _two_terms(results: Sequence[Any]) -> View:
+    """A row per workload: the ratio of each figure with its interval."""
+    return _ratios(results, numbers=3)
+
+
+def _ratios(results: Sequence[Any], *, numbers: int) -> View:
     found = _claims(results)
     rows: dict[tuple[str, ...], dict[str, Cell]] = {}
     for (on, *_, figure), row in found.tables[0].rows.items():
-        rows.setdefault((on,), {})[figure] = float(numbers_of(str(row[_RATIO]))[0])
-    return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=found.values)
+        cell = [float(number) for number in numbers_of(str(row[_RATIO]))][:numbers]
+        rows.setdefault((on,), {})[figure] = cell if numbers > 1 else cell[0]
+    missed = sum(row[CLAIMS["met"]] == "missed" for row in found.tables[0].rows.values())
+    values = {**found.values, "missed by the whole interval": float(missed)}
+    return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=values)
 
 
 def _coded(label: Sequence[str]) -> tuple[str, ...]:
@@ -540,6 +555,9 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-ablations": Figure(commands(ABLATIONS), learned_routers),
     "learned-routers-k-filter": Figure(commands(K_FILTER), learned_routers),
     "learned-routers-long": Figure(commands(LONG), learned_routers),
+    "learned-routers-shape": Figure(commands(SHAPE), learned_routers),
+    "learned-routers-rates": Figure(commands(RATES), learned_routers),
+    "learned-routers-circular": Figure(commands(CIRCULAR), learned_routers),
     "learned-routers-pools": Figure(commands(POOLS), learned_routers),
     "learned-routers-tau": Figure(commands(TAU), learned_routers),
     "learned-routers-accuracy": Figure(commands(ACCURACY), learned_routers),
@@ -551,6 +569,7 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers-more": Figure(commands(MORE), learned_routers),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "cache-scenarios": Figure(SCENARIOS, cache_sources),
+    "cache-sticky": Figure(STICKY, cache_sources),
     "cache-workloads": Figure([WORKLOADS], cache_sources),
     "several-routers": Figure(SEVERAL_ROUTERS, several_routers),
     "large-fleets": Figure(["python -m tests.bench large_fleets"], _printed),
@@ -602,10 +621,9 @@ NOT_STORED: Mapping[str, NotStored] = {
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
-    "sticky": NotStored("a policy without a group of its own: rows of a script", "255eb35"),
-    "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
     "hacked-engines": NotStored("one seed, and engines that only a script makes", "b37876b"),
+    "hacked-vllm": NotStored("live vLLM on a CPU, in a script", "89ed511"),
     "relay-plain": NotStored(
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
     ),
@@ -632,7 +650,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "herd-live": NotStored("live processes in wall time, and a policy without two of its terms", "08c66ea"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
     "two-terms-cost": NotStored(
-        "processor time of two versions in turns, which no command compares", "5a934c4, b1fe878"
+        "processor time of two versions in turns, which no command compares", "255eb35, aae3292"
     ),
     "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
     "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),

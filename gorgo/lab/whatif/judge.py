@@ -130,6 +130,19 @@ class Chances:
     rows: Sequence[Floats]
 
 
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The outcome that predicted times say, where it is known: of the replica taken, and of each candidate."""
+
+    own: Floats
+    places: Sequence[int]
+    rows: Sequence[Floats]
+
+    def expected(self, chances: Chances) -> Floats:
+        """Return the mean over each row's candidates."""
+        return np.array([float(chances.rows[at] @ row) for at, row in zip(self.places, self.rows, strict=True)])
+
+
 class JudgedLog:
     """The decisions of a log, ready to be judged for any weights.
 
@@ -206,6 +219,15 @@ class JudgedLog:
                 shares[name] = shares.get(name, 0.0) + chance
         return max(shares.values()) / len(self.decisions)
 
+    def modelled_e2e_change(self, ours: Chances, theirs: Chances) -> float:
+        """Return the change of the mean E2E by the model of predicted times alone, ms: it needs no decision by chance.
+
+        The mean E2E of decisions with about the same predicted time to a first token stands for that of another choice.
+        """
+        _, _, values = self._outcomes[-1]
+        model = self._model(values, ~np.isnan(values))
+        return float(np.mean(model.expected(ours) - model.expected(theirs)))
+
     def _late_changed(self, chances: Floats, reference: Floats | None) -> float:
         """Return the points of late requests whose decision changes, of the decisions that were not made by chance."""
         late = np.nan_to_num(self._outcomes[0][2])
@@ -215,22 +237,25 @@ class JudgedLog:
     def _changes(
         self, values: Floats, known: NDArray[np.bool_], ours: Chances, theirs: Chances | None
     ) -> Mapping[Estimator, EstimatedChange]:
-        places: list[int] = np.flatnonzero(known).tolist()
-        own = np.array([self._predicted_s[at][self.decisions[at].chosen] for at in places])
-        edges, means = binned_means(own, values[known])
-        predicted = [means[np.searchsorted(edges, self._predicted_s[at])] for at in places]
+        model = self._model(values, known)
 
         def weighted(chances: Chances) -> Weighted:
-            expected = [float(chances.rows[at] @ each) for at, each in zip(places, predicted, strict=True)]
-            return Weighted(chances.own[known] / self.probabilities[known], np.array(expected))
+            return Weighted(chances.own[known] / self.probabilities[known], model.expected(chances))
 
         return changes(
             values[known],
             self.blocks[known],
-            means[np.searchsorted(edges, own)],
+            model.own,
             weighted(ours),
             None if theirs is None else weighted(theirs),
         )
+
+    def _model(self, values: Floats, known: NDArray[np.bool_]) -> _Model:
+        places: list[int] = np.flatnonzero(known).tolist()
+        own = np.array([self._predicted_s[at][self.decisions[at].chosen] for at in places])
+        edges, means = binned_means(own, values[known])
+        rows = [means[np.searchsorted(edges, self._predicted_s[at])] for at in places]
+        return _Model(means[np.searchsorted(edges, own)], places, rows)
 
 
 def check_replayable(policy: Policy) -> None:

@@ -72,10 +72,16 @@ class LogFilter:
 
 
 def _crowds(judgement: Judgement, log: JudgedLog, ours: Chances, theirs: Chances) -> str | None:
-    """Return a reason if one replica takes more than its bound, and more than now, and nothing says that it pays."""
+    """Return a reason if one replica takes more than its bound, and more than now, and answers would not end earlier.
+
+    Decisions by chance say when answers would end. Where there are too few, the router's own predictions do.
+    """
     share, before = log.largest_share(ours), log.largest_share(theirs)
-    e2e = judgement.outcomes[-1].changes.get("dr")
-    if share <= max(MAX_SHARE, before) or (e2e is not None and e2e.change < 0.0):
+    if share <= max(MAX_SHARE, before):
+        return None
+    found = judgement.outcomes[-1].changes.get("dr")
+    e2e_ms = log.modelled_e2e_change(ours, theirs) if found is None else found.change
+    if e2e_ms < 0.0:
         return None
     return (
         f"the log refutes it: one replica would take {share:.1%} of the requests, {before:.1%} before, and nothing "
