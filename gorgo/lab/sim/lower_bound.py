@@ -1,4 +1,4 @@
-"""The floor: what each request would take if it were alone in the world and everything seen so far were cached.
+"""The floor: what each request would take if it were alone in the topology and everything seen so far were cached.
 
 Owns the lowest of the three baselines: no router can be below it. It is no target: there is no load. The nearest idle
 replica that has every earlier prompt costs
@@ -25,8 +25,8 @@ from gorgo.lab.sim.engine.prediction import PrefixSet
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.network import OPEN_WINDOWS
+from gorgo.lab.sim.topology import Topology
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
-from gorgo.lab.sim.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ def lower_bound(
     fleet: SimFleet,
     *,
     block_tokens: int = BLOCK_TOKENS,
-    world: World | None = None,
+    topology: Topology | None = None,
     seed: int = 0,
 ) -> LowerBound:
-    """The floor of every request of `feed`, whose blocks have so many tokens, with the way to its router of `world`.
+    """The floor of every request of `feed`, whose blocks have so many tokens, with the way to its router of `topology`.
 
     Example
     -------
@@ -67,13 +67,13 @@ def lower_bound(
     prompt = np.array([request.prompt_tokens for request in feed], dtype=np.float64)
     output = np.array([request.output_tokens for request in feed], dtype=np.float64)
     cached = cached_tokens(feed, block_tokens)
-    flights = fleet.replicas[0].link.tcp_windows
+    has_windows = fleet.replicas[0].link.tcp_windows
     trips = np.array(
-        [round_trips(request.body_bytes, OPEN_WINDOWS)[0] if flights else 1 for request in feed], dtype=np.float64
+        [round_trips(request.body_bytes, OPEN_WINDOWS)[0] if has_windows else 1 for request in feed], dtype=np.float64
     )
     rtts_s: Sequence[float | Floats] = [replica.link.rtt_s for replica in fleet.replicas]
-    if world is not None:
-        own_s, to_replicas_s = world.mean_rtts_s(feed, fleet, seed=seed)
+    if topology is not None:
+        own_s, to_replicas_s = topology.mean_rtts_s(feed, fleet, seed=seed)
         rtts_s = [own_s + rtt_s for rtt_s in to_replicas_s]
     ttft_s, e2e_s = np.full(len(feed), np.inf), np.full(len(feed), np.inf)
     for replica, rtt_s in zip(fleet.replicas, rtts_s, strict=True):

@@ -11,8 +11,8 @@ from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.remote_replica import RemoteReplica
+from gorgo.lab.sim.topology import ClientTrip
 from gorgo.lab.sim.workload import SimRequest
-from gorgo.lab.sim.world import ClientTrip
 
 
 class OpenRequests:
@@ -41,19 +41,19 @@ class OpenRequests:
         #: Indices of requests that have ended, and when for their clients; whoever sends what follows empties it.
         self.ended: list[tuple[int, float]] = []
         #: The ways of clients that are not beside their router, by request.
-        self._ways: dict[str, ClientTrip] = {}
+        self._client_trips: dict[str, ClientTrip] = {}
         self._open: dict[str, tuple[SimRequest, SimRecord]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def received(self, request: SimRequest, *, now: float, way: ClientTrip | None = None) -> RouteRequest:
-        """Record an arrival, of a client that is elsewhere by its way; return the request for the Router."""
+    def received(self, request: SimRequest, *, now: float, trip: ClientTrip | None = None) -> RouteRequest:
+        """Record an arrival, of a client that is elsewhere by its trip; return the request for the Router."""
         request_id = str(request.index)
         assert request_id not in self._open, "an index names one request"
         sent_s = now
-        if way is not None:
-            self._ways[request_id], sent_s = way, way.sent_s
+        if trip is not None:
+            self._client_trips[request_id], sent_s = trip, trip.sent_s
         record = SimRecord(id=request_id, scheduled_s=sent_s, sent_s=sent_s, input_tokens=request.prompt_tokens)
         self.records.append(record)
         self._open[request_id] = request, record
@@ -77,8 +77,8 @@ class OpenRequests:
         decision = dispatch.decision
         record.replica, record.region = dispatch.replica, dispatch.region
         if not record.attempts:
-            way = self._ways.get(dispatch.request_id)
-            record.queued_s = now - record.scheduled_s if way is None else now - way.received_s
+            trip = self._client_trips.get(dispatch.request_id)
+            record.queued_s = now - record.scheduled_s if trip is None else now - trip.received_s
         record.attempts = dispatch.attempt
         record.weights_version = decision.weights_version
         record.estimated_cached_tokens = decision.estimated_cached_tokens
@@ -105,10 +105,10 @@ class OpenRequests:
         """`site` answers it."""
         record = self._open[request_id][1]
         if not record.continued:
-            way = self._ways.get(request_id)
-            if way is not None:
-                back_s = way.back_s()
-                record.way_ms = (way.out_s + back_s) * 1e3
+            trip = self._client_trips.get(request_id)
+            if trip is not None:
+                back_s = trip.back_s()
+                record.client_network_ms = (trip.out_s + back_s) * 1e3
                 now += back_s
             record.ttft_ms = (now - record.scheduled_s) * 1e3
         record.replica, record.region = site.name, site.replica.region
@@ -141,9 +141,9 @@ class OpenRequests:
 
     def _close(self, request_id: str, now: float) -> SimRecord:
         request, record = self._open.pop(request_id)
-        way = self._ways.pop(request_id, None)
-        if way is not None:  # the end comes no sooner than what was sent before it
-            now = max(now + way.back_s(), record.scheduled_s + (record.ttft_ms or 0.0) / 1e3)
+        trip = self._client_trips.pop(request_id, None)
+        if trip is not None:  # the end comes no sooner than what was sent before it
+            now = max(now + trip.back_s(), record.scheduled_s + (record.ttft_ms or 0.0) / 1e3)
         self.ended.append((request.index, now))
         record.e2e_s = now - record.scheduled_s
         return record

@@ -45,14 +45,14 @@ from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.remote_replica import RemoteReplica
 from gorgo.lab.sim.routers.group import ONE_ROUTER, PeerStore, RouterGroup
 from gorgo.lab.sim.routers.shell import KEYS_PER_REQUEST, RouterShell, RunParts
+from gorgo.lab.sim.topology import Clients
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
-from gorgo.lab.sim.world import Clients
 
 
 class Startable(Protocol):
     """A fault, which puts itself into the event queue (`faults`)."""
 
-    def start(self, world: FaultInjector) -> None: ...
+    def start(self, topology: FaultInjector) -> None: ...
 
 
 class Controller(Protocol):
@@ -188,9 +188,9 @@ class Simulation:
         self._openers: Sequence[SimRequest] = ()
         self._turns: dict[int, SimRequest] = {}
         self._next = 0
-        world = routers.world
+        topology = routers.topology
         #: Clients that are not beside their router.
-        self._clients = None if world is None or not world.clients else Clients(world, draws, seed=seed)
+        self._clients = None if topology is None or not topology.clients else Clients(topology, draws, seed=seed)
         self._client_concurrency, self._client_waits = client_concurrency or maxsize, False
 
     @property
@@ -204,7 +204,8 @@ class Simulation:
         self._turns = {request.after: request for request in feed if request.after is not None}
         if (self._turns or self._clients) and self._client_concurrency != maxsize:
             raise ConfigError(
-                "a client with a bound on its open requests, in a closed loop or far from its router; expected no bound"
+                "a client with a bound on its open requests, far from its router or in a closed loop; expected one of "
+                "the two"
             )
         self._feed = feed
         self._prepare()
@@ -262,12 +263,12 @@ class Simulation:
             fault.start(self.injector)
 
     def _show_engines(self, number: int) -> None:
-        shell, world = self.shells[number], self._group.world
+        shell, topology = self.shells[number], self._group.topology
         policy = shell.router.settings.policy
         if isinstance(policy, EngineObserver):
             policy.observe({name: port for name, (_, port) in shell.ports.items()})
         if isinstance(policy, TraceObserver):
-            fleet = self._fleet if world is None else world.fleet_of(self._fleet, number)
+            fleet = self._fleet if topology is None else topology.fleet_of(self._fleet, number)
             policy.prepare(self._feed, fleet, block_tokens=self._block_tokens)
 
     def _submit(self, action: Callable[[Monitor], None]) -> None:
@@ -300,8 +301,8 @@ class Simulation:
             self.shells[self._group.router_of(request, seed=self._seed)].submit(request)
             return
         key = request.index * KEYS_PER_REQUEST  # attempts count from 1
-        number, way = self._clients.send(request, now=self.kernel.now, key=key)
-        self.kernel.at(way.received_s, partial(self.shells[number].submit, request, way))
+        number, trip = self._clients.start_trip(request, now=self.kernel.now, key=key)
+        self.kernel.at(trip.received_s, partial(self.shells[number].submit, request, trip))
 
     def _begin_turns(self) -> None:
         """Schedule what follows the requests that have ended: an answer that failed is followed too."""

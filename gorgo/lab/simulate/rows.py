@@ -131,7 +131,7 @@ def _row(
         share=_shares(good),
         prediction_error_ms=Spread.of(
             [
-                abs(record.predicted_ttft_ms + record.way_ms - record.ttft_ms)
+                abs(record.predicted_ttft_ms + record.client_network_ms - record.ttft_ms)
                 for record in good
                 if record.predicted_ttft_ms is not None and record.ttft_ms is not None
             ]

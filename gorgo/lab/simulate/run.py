@@ -105,12 +105,12 @@ def policy_of(name: str) -> Policy:
 
 def _run(job: SimJob, controllers: Sequence[Controller], given: Policy | None) -> SimulatedRun:
     scenario = find_scenario(job.scenario)
-    fleet, routers = scenario.applied_to(job.fleet), job.routers.placed(scenario.world)
+    fleet, routers = scenario.applied_to(job.fleet), job.routers.placed(scenario.topology)
     block_tokens = _block_tokens(job)
     feed = _reshaped(_feed(job), scenario.moved)
     if job.policy == FLOOR:
         return floor_run(
-            job, feed, lower_bound(feed, fleet, block_tokens=block_tokens, world=routers.world, seed=job.seed)
+            job, feed, lower_bound(feed, fleet, block_tokens=block_tokens, topology=routers.topology, seed=job.seed)
         )
     policy = policy_of(job.policy) if given is None else given
     shadow = make_shadow(job.shadow, policy)

@@ -170,7 +170,7 @@ def _check(options: SimulateOptions) -> None:
     """Raise for a wrong name or weight before the first run."""
     scenario = find_scenario(options.scenario)
     scenario.planned(scenario.applied_to(options.fleet), 1.0)
-    options.routers.placed(scenario.world)
+    options.routers.placed(scenario.topology)
     for name in options.names:
         if name != FLOOR:
             Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, allow_out_of_range=True)

@@ -3,7 +3,7 @@
 Owns the record, whose keys are those of a file (`read_scenario`), and the table of named scenarios, which are such
 records. A scenario changes a base fleet and its network, places clients and routers, adds faults over the length of the
 run, and may move arrivals. Leaves what a fault does to `gorgo.lab.sim.faults.kinds`, and where clients and routers are
-to `gorgo.lab.sim.world`.
+to `gorgo.lab.sim.topology`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gorgo.lab.sim.faults.kinds import (
 )
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
-from gorgo.lab.sim.world import World
+from gorgo.lab.sim.topology import Topology
 
 #: A faster engine, for a fleet that has both.
 OTHER_PROFILE = "1xH100-Qwen3.5-35B-A3B-FP8"
@@ -196,7 +196,7 @@ class ProfileChange:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChanges:
+class EngineSettings:
     """How engines find cached prefixes; the Router is not configured with it."""
 
     hit_share: Share = 1.0
@@ -205,7 +205,7 @@ class EngineChanges:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetChanges:
+class FleetSettings:
     """Another fleet than the one that was given.
 
     Parameters
@@ -223,7 +223,7 @@ class FleetChanges:
     """
 
     profile: ProfileChange | None = None
-    engines: EngineChanges | None = None
+    engines: EngineSettings | None = None
     priors_faster: Positive | None = None
     least_per_region: Annotated[int, Field(ge=1, le=64)] = 1
     one_region_rtt_ms: NotNegative | None = None
@@ -243,7 +243,7 @@ class FleetChanges:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkChanges:
+class NetworkSettings:
     """Another network than the fleet's.
 
     Parameters
@@ -267,7 +267,7 @@ class NetworkChanges:
     bandwidth_mbps: Positive | None = None
     tcp_windows: bool = True
 
-    def link(self, link: Link) -> Link:
+    def applied(self, link: Link) -> Link:
         """Return a link with the parameters of this network and its own round trip."""
         return replace(
             link,
@@ -280,7 +280,7 @@ class NetworkChanges:
     def matrix(self) -> dict[tuple[str, str], Link]:
         """Return the link of every pair, in the order of the file."""
         return {
-            (one, other): self.link(Link(rtt_s=rtt_ms / 1e3))
+            (one, other): self.applied(Link(rtt_s=rtt_ms / 1e3))
             for one, row in self.rtt_ms.items()
             for other, rtt_ms in row.items()
         }
@@ -328,30 +328,30 @@ class Scenario:
 
     name: Name = "unnamed"
     description: Text = "a scenario of one's own"
-    fleet: FleetChanges = FleetChanges()
-    network: NetworkChanges = NetworkChanges()
+    fleet: FleetSettings = FleetSettings()
+    network: NetworkSettings = NetworkSettings()
     routers: tuple[Name, ...] = ()
     clients: Mapping[Name, Positive] = field(default_factory=dict)
     faults: tuple[PlannedFault, ...] = ()
     arrivals: Bursts | None = None
 
     @property
-    def world(self) -> World | None:
+    def topology(self) -> Topology | None:
         """Return where routers and clients are; None: beside each other, as the fleet has its links."""
         if not self.routers:
             return None
-        local = self.network.link(Link(rtt_s=self.network.local_rtt_ms / 1e3))
-        return World(links=self.network.matrix(), local=local, routers=self.routers, clients=self.clients)
+        local = self.network.applied(Link(rtt_s=self.network.local_rtt_ms / 1e3))
+        return Topology(links=self.network.matrix(), local=local, routers=self.routers, clients=self.clients)
 
     def applied_to(self, fleet: SimFleet) -> SimFleet:
         """Return the fleet that runs, with links from the first router; raises `ScenarioError` and the like."""
-        changed, world = self.fleet.applied_to(fleet), self.world
-        if world is not None:
-            world.check(changed)
-            return world.fleet_of(changed, 0)
-        if self.network == NetworkChanges():
+        changed, topology = self.fleet.applied_to(fleet), self.topology
+        if topology is not None:
+            topology.check(changed)
+            return topology.fleet_of(changed, 0)
+        if self.network == NetworkSettings():
             return changed
-        return _each(changed, lambda replica: replace(replica, link=self.network.link(replica.link)))
+        return _each(changed, lambda replica: replace(replica, link=self.network.applied(replica.link)))
 
     def planned(self, fleet: SimFleet, duration_s: float) -> list[Fault]:
         """Return the faults of a run of so many seconds on that fleet; raises `ScenarioError` and `UnknownReplica`."""
@@ -518,7 +518,7 @@ def _with_profile(fleet: SimFleet, change: ProfileChange) -> SimFleet:
     return with_accurate_priors(changed)
 
 
-def _finding(fleet: SimFleet, change: EngineChanges) -> SimFleet:
+def _finding(fleet: SimFleet, change: EngineSettings) -> SimFleet:
     def changed(replica: SimReplica) -> SimReplica:
         profile = replace(replica.profile, hit_share=change.hit_share, checkpoint_tokens=change.checkpoint_tokens)
         return replace(replica, profile=profile)
@@ -589,17 +589,17 @@ def _built_in() -> Iterator[Scenario]:
     yield Scenario(
         name="mixed-fleet",
         description="the second nearest replica is one H100, with right priors for each replica",
-        fleet=FleetChanges(profile=ProfileChange(replica="second-nearest", name=OTHER_PROFILE)),
+        fleet=FleetSettings(profile=ProfileChange(replica="second-nearest", name=OTHER_PROFILE)),
     )
     yield Scenario(
         name="six-replicas",
         description="a second replica in each region that has one",
-        fleet=FleetChanges(least_per_region=2),
+        fleet=FleetSettings(least_per_region=2),
     )
     yield Scenario(
         name="one-region",
         description="all replicas in the nearest region, at 2 ms",
-        fleet=FleetChanges(one_region_rtt_ms=2.0),
+        fleet=FleetSettings(one_region_rtt_ms=2.0),
     )
     yield Scenario(name="bursts", description="the requests of every 30 s arrive in its first 5 s", arrivals=Bursts())
     yield Scenario(
@@ -616,18 +616,18 @@ def _built_in() -> Iterator[Scenario]:
         yield Scenario(
             name=name,
             description=f"priors of the prefill speed are 3x too {word}",
-            fleet=FleetChanges(priors_faster=factor),
+            fleet=FleetSettings(priors_faster=factor),
         )
     for percent in (30, 60):
         yield Scenario(
             name=f"partial-hits-{percent}",
             description=f"engines find {percent} % of each cached prefix",
-            fleet=FleetChanges(engines=EngineChanges(hit_share=percent / 100)),
+            fleet=FleetSettings(engines=EngineSettings(hit_share=percent / 100)),
         )
     yield Scenario(
         name="checkpoints-1024",
         description="engines find cached prefixes in multiples of 1,024 tokens",
-        fleet=FleetChanges(engines=EngineChanges(checkpoint_tokens=1024)),
+        fleet=FleetSettings(engines=EngineSettings(checkpoint_tokens=1024)),
     )
 
 

@@ -22,8 +22,8 @@ from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.network import LATER, Link
 from gorgo.lab.sim.routers.shell import RouterShell
+from gorgo.lab.sim.topology import Topology
 from gorgo.lab.sim.workload import SimRequest
-from gorgo.lab.sim.world import World
 
 #: Which router gets a request: `random`, as a load balancer without keys; `session`, as one with session affinity;
 #: `region`: by session, and each router is in a region of the fleet.
@@ -56,7 +56,7 @@ class RouterGroup:
         From a report to its receipt by the others. `None`: as `sharing` has it (`DELAYS_S`).
     loss:
         Share of reports that a receiver never gets.
-    world:
+    topology:
         Where each router is, and its clients, in place of `split`. None: as the fleet has its links.
     """
 
@@ -65,7 +65,7 @@ class RouterGroup:
     sharing: Sharing = "none"
     delay_s: float | None = None
     loss: float = 0.0
-    world: World | None = field(default=None, metadata=LATER)
+    topology: Topology | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -75,11 +75,11 @@ class RouterGroup:
         if not (self.report_delay_s >= 0.0 and 0.0 <= self.loss <= 1.0):
             raise ConfigError("reports take a time that is not negative and are lost with a share of 0 to 1")
 
-    def placed(self, world: World | None) -> RouterGroup:
+    def placed(self, topology: Topology | None) -> RouterGroup:
         """Return the group with its routers in their places; raises `ConfigError` where these contradict it."""
-        if world is None:
+        if topology is None:
             return self
-        count = len(world.routers)
+        count = len(topology.routers)
         if self.count not in (1, count):
             raise ConfigError(f"{self.count} routers, and a scenario that has {count}; expected no number beside it")
         if self.split != "random" or (self.sharing == "all" and count > 1):
@@ -87,7 +87,7 @@ class RouterGroup:
                 f"split {self.split!r}, sharing {self.sharing!r} and routers with places; expected no split, and "
                 "sharing none, store or local"
             )
-        return replace(self, count=count, world=world)
+        return replace(self, count=count, topology=topology)
 
     @property
     def reports(self) -> bool:
@@ -125,8 +125,8 @@ class RouterGroup:
         The fleet's are those of its proxy. A router elsewhere has its own region near, and others by the way over the
         proxy's region, which is the longest that they can be.
         """
-        if self.world is not None:
-            return [each.link for each in self.world.fleet_of(fleet, number).replicas]
+        if self.topology is not None:
+            return [each.link for each in self.topology.fleet_of(fleet, number).replicas]
         links = [each.link for each in fleet.replicas]
         if self.split != "region":
             return links

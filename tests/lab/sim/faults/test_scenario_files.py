@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +15,9 @@ from gorgo.lab.sim.faults.kinds import DelaySpikes, FailFast, Kill, PeriodicStal
 from gorgo.lab.sim.faults.scenarios import (
     KINDS,
     SCENARIOS,
+    FleetSettings,
     Kind,
+    NetworkSettings,
     Scenario,
     as_document,
     chosen_scenario,
@@ -59,6 +63,18 @@ def test_a_fault_without_a_target_is_one_of_every_replica_or_region(tmp_path: Pa
     assert found[:3] == [FailFast(name, 500, 0.0, 9.0) for name in names]
     assert found[3:6] == [DelaySpikes(region, 0.5) for region in regions]
     assert found[6:] == [PeriodicStall(name, 700.0) for name in names], "it repeats until the last request has ended"
+
+
+def test_the_page_s_own_file_is_read_and_the_page_has_every_kind_and_key(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "results.md").read_text()
+    section = page.split("### A world and faults of your own")[1].split("\n## ")[0]
+    (text,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    scenario = read_scenario(written(tmp_path, text))
+    assert chosen_scenario(scenario, FLEET) is scenario
+    assert [len(scenario.routers), len(scenario.clients), len(scenario.faults)] == [2, 3, 2]
+    named = set(re.findall(r"[`.]([a-z_-]+)[`:]", section))
+    keys = {one.name for kind in (Scenario, NetworkSettings, FleetSettings) for one in fields(kind)}
+    assert named >= {*KINDS, *keys - {"network"}}
 
 
 def test_kinds_of_a_file_are_all_that_there_are() -> None:

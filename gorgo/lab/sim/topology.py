@@ -30,7 +30,7 @@ LOCAL = Link(rtt_s=0.002)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Topology:
     """Places of a run.
 
     Parameters
@@ -47,9 +47,11 @@ class World:
     Example
     -------
     >>> far = {("us", "eu"): Link(rtt_s=0.09), ("us", "ap"): Link(rtt_s=0.18), ("eu", "ap"): Link(rtt_s=0.2)}
-    >>> world = World(links=far, routers=("us", "eu"), clients={"ap": 1.0})
-    >>> world.link("ap", "us").rtt_s, world.link("eu", "eu").rtt_s, world.router_of("ap"), world.router_of("eu")
-    (0.18, 0.002, 0, 1)
+    >>> topology = Topology(links=far, routers=("us", "eu"), clients={"ap": 1.0})
+    >>> topology.link_between("ap", "us").rtt_s, topology.link_between("eu", "eu").rtt_s
+    (0.18, 0.002)
+    >>> topology.router_of("ap"), topology.router_of("eu")
+    (0, 1)
     """
 
     links: Mapping[tuple[str, str], Link]
@@ -57,7 +59,7 @@ class World:
     routers: Sequence[str]
     clients: Mapping[str, float] = field(default_factory=dict)
 
-    def link(self, one: str, other: str) -> Link:
+    def link_between(self, one: str, other: str) -> Link:
         """Return the link between two regions; raises `ScenarioError` for a pair that has none."""
         found = self.links.get((one, other)) or self.links.get((other, one))
         if found is not None:
@@ -70,11 +72,11 @@ class World:
         """Raise `ScenarioError` for a pair of regions without a round trip."""
         for router in self.routers:
             for region in (*self.clients, *[replica.region for replica in fleet.replicas]):
-                self.link(router, region)
+                self.link_between(router, region)
 
     def router_of(self, region: str) -> int:
         """Return the number of the router that is nearest to a region, the first of equals."""
-        return min(range(len(self.routers)), key=lambda number: self.link(region, self.routers[number]).rtt_s)
+        return min(range(len(self.routers)), key=lambda number: self.link_between(region, self.routers[number]).rtt_s)
 
     def region_of(self, request: SimRequest, *, seed: int) -> str | None:
         """Return the region of a request's client, the same for all of its session; None without clients."""
@@ -88,7 +90,7 @@ class World:
     def fleet_of(self, fleet: SimFleet, number: int) -> SimFleet:
         """Return the fleet as a router has it."""
         here = self.routers[number]
-        replicas = [replace(replica, link=self.link(here, replica.region)) for replica in fleet.replicas]
+        replicas = [replace(replica, link=self.link_between(here, replica.region)) for replica in fleet.replicas]
         return replace(fleet, replicas=tuple(replicas))
 
     def mean_rtts_s(self, feed: Sequence[SimRequest], fleet: SimFleet, *, seed: int) -> tuple[Floats, Floats]:
@@ -96,7 +98,7 @@ class World:
         regions = [self.region_of(request, seed=seed) for request in feed]
         routers = [0 if region is None else self.router_of(region) for region in regions]
         own = [
-            0.0 if region is None else self.link(region, self.routers[number]).rtt_s
+            0.0 if region is None else self.link_between(region, self.routers[number]).rtt_s
             for region, number in zip(regions, routers, strict=True)
         ]
         links = [[replica.link.rtt_s for replica in self.fleet_of(fleet, n).replicas] for n in range(len(self.routers))]
@@ -122,7 +124,7 @@ class ClientTrip:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _ClientPath:
     link: Link
 
 
@@ -131,25 +133,25 @@ class Clients:
 
     Parameters
     ----------
-    world:
+    topology:
         Where they are.
     draws, seed:
         The run's.
     """
 
-    def __init__(self, world: World, draws: RandomTable, *, seed: int) -> None:
-        self._world = world
+    def __init__(self, topology: Topology, draws: RandomTable, *, seed: int) -> None:
+        self._topology = topology
         self._draws = draws
         self._seed = seed
         #: Of each session; as many as the feed has.
         self._connections: dict[str, SimConnection] = {}
 
-    def send(self, request: SimRequest, *, now: float, key: int) -> tuple[int, ClientTrip]:
+    def start_trip(self, request: SimRequest, *, now: float, key: int) -> tuple[int, ClientTrip]:
         """A client sends a request now; return its router's number and its way. `key` names its random numbers."""
-        region = self._world.region_of(request, seed=self._seed)
-        assert region is not None, "a world with clients"
-        number = self._world.router_of(region)
-        link = self._world.link(region, self._world.routers[number])
+        region = self._topology.region_of(request, seed=self._seed)
+        assert region is not None, "clients have places"
+        number = self._topology.router_of(region)
+        link = self._topology.link_between(region, self._topology.routers[number])
         trips, connection = TripDelays(self._draws, key), self._connection(request, link)
         waits = connection.waits(request.body_bytes, now=now)
         out_s = trips.out_s(link, waits) + link.transfer_s(request.body_bytes)
@@ -157,8 +159,8 @@ class Clients:
 
     def _connection(self, request: SimRequest, link: Link) -> SimConnection:
         if request.session_id is None:
-            return SimConnection(_Way(link))
+            return SimConnection(_ClientPath(link))
         found = self._connections.get(request.session_id)
         if found is None:
-            found = self._connections[request.session_id] = SimConnection(_Way(link))
+            found = self._connections[request.session_id] = SimConnection(_ClientPath(link))
         return found
