@@ -8,7 +8,6 @@ round trip of its region.
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
