@@ -488,8 +488,8 @@ LOG_S = 2700.0
 #: The probes of two weights, each up and down by a quarter and an eighth of its box.
 PROBES: Options = (("max_generations", 8), ("mode", "switchback"))
 FILTERED = (
-    _setting("small-model", "short-chat", 3.0, 9, campaign=PROBES),
-    _setting("dense-70b-x2", "short-chat", 3.0, 9, campaign=PROBES),
+    _setting("small-model", "short-chat", 3.0, 6, campaign=PROBES),
+    _setting("dense-70b-x2", "short-chat", 3.0, 6, campaign=PROBES),
     _setting("mixed-gpus-x2", "art-chat-apr6", 1.06, 6, campaign=PROBES),
 )
 #: Of live blocks, and of the p95 over the same windows.

@@ -594,6 +594,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "lodestar-index": NotStored("of an audit, in a script", "255eb35"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
+    "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
     "whatif-coverage": NotStored(
         "forty simulated logs in a script: `pytest -m system tests/lab/whatif/test_coverage.py` has a hundred",
         "438311f",

@@ -510,5 +510,5 @@ def test_a_campaign_may_begin_later_and_counts_the_blocks_of_candidates() -> Non
     run = simulate_campaign(small_job(), options, begin_s=12.0)
     assert run.generations[0].started_s == 12.0
     assert run.candidate_blocks >= 1
-    refuted = simulate_campaign(small_job(), options, refutes=lambda ours, theirs: "no")
+    refuted = simulate_campaign(small_job(), options, refutes=lambda *_: "no")
     assert (refuted.candidate_blocks, refuted.stopped) == (0, "3 generations")
