@@ -164,13 +164,13 @@ def hot_beginnings(feed: Sequence[SimRequest], now: float, *, wanted: int) -> li
     """
     until = bisect_right(feed, now, key=lambda one: one.arrival_s)
     recent = feed[max(0, until - HOT_AMONG) : until]
-    seen: dict[int, list[bytes]] = {}
+    bodies: dict[int, list[bytes]] = {}
     for one in recent:
-        blocks = seen.setdefault(one.prefix_hash, [])
+        blocks = bodies.setdefault(one.prefix_hash, [])
         if len(blocks) < 2 and one.blocks not in blocks:
             blocks.append(one.blocks)
     counts = Counter(one.prefix_hash for one in recent)
-    pairs = (seen[prefix_hash] for prefix_hash, _ in counts.most_common() if len(seen[prefix_hash]) == 2)
+    pairs = (bodies[prefix_hash] for prefix_hash, _ in counts.most_common() if len(bodies[prefix_hash]) == 2)
     return [shared for pair in pairs if (shared := _shared(*pair))][:wanted]
 
 
