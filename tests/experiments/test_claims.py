@@ -386,7 +386,7 @@ def test_fewer_seeds_are_fewer_runs() -> None:
 def test_every_experiment_uses_only_runs_that_it_asked_for(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part = RunScore(n=10, errors=0, ttft_ms_p95=100.0, e2e_s_p95=1.0, max_share=0.5)
     weights = {"lambda": 0.2, "w_rtt": 0.5, "w_queue": 0.1}
-    run = TuningRun(whole=part, tail=part, weights=weights, reasons=("nothing",))
+    run = TuningRun(whole=part, tail=part, weights=weights, reasons=("nothing",), candidate_blocks=1)
     monkeypatch.setattr(TuningTask, "run", lambda _: run)
     runner = Runner(None, n_jobs=1, show_progress=False)
     verdicts = runner.verdicts(EXPERIMENTS[group](range(2)), title=group)
