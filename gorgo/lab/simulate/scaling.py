@@ -257,7 +257,7 @@ class ElasticFleet:
             self._used |= set(self._serving)
         self.next_s = now + SAMPLE_S
         joined = self._join(now)
-        if self._leave(router, now) or joined or not self.paid:
+        if self._leave() or joined or not self.paid:
             self._apply(router, now)
         for name in joined:
             Warming(self.injector.engines[name], self.beginnings(now))
@@ -313,11 +313,12 @@ class ElasticFleet:
             self._serving.append(number)
         return [self.fleet.replicas[number].name for number in due]
 
-    def _leave(self, router: Router, now: float) -> bool:
+    def _leave(self) -> bool:
         if not self._draining:
             return False
-        open_there = {view.name: view.in_flight_requests for view in router.view.snapshots(now=now)}
-        left = [each for each in self._draining if open_there.get(self.fleet.replicas[each].name, 0)]
+        assert self.injector is not None, "the run has given it one"
+        sites = self.injector.engines
+        left = [each for each in self._draining if sites[self.fleet.replicas[each].name].ports[0].open_attempts]
         changed = left != self._draining
         self._draining = left
         return changed
