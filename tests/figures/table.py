@@ -615,11 +615,12 @@ NOT_STORED: Mapping[str, NotStored] = {
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
+    "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
     "whatif-coverage": NotStored(
         "forty simulated logs in a script: `pytest -m system tests/lab/whatif/test_coverage.py` has a hundred",
         "438311f",
     ),
-    "whatif-blocks": NotStored("one seed of one fleet, in a script", "9f9c054"),
+    "whatif-blocks": NotStored("one seed of one fleet, and fixed weights in a script", "89ff5b1"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
