@@ -200,12 +200,12 @@ class Warming:
             self._site.send(warm, self._port)
             return
 
-    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:  # noqa: ARG002 - a receiver's signature
+    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         self._next()
 
     def on_first_token(self, sending: SimAttempt) -> None: ...
 
-    def on_stalled(self, sending: SimAttempt) -> bool:  # noqa: ARG002 - a receiver's signature
+    def on_stalled(self, sending: SimAttempt) -> bool:
         return False
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None: ...
