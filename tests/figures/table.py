@@ -180,6 +180,7 @@ _POLICIES = "python -m experiments --system policies"
 _CLAIMS = f"{_POLICIES} {_CHOSEN} --seeds 5 --trace {CONVERSATION}"
 _PARTIAL_HITS = f"{_POLICIES} --only partial-hits --only tail --seeds 3 --jobs 1"
 _RESIDUAL = f"{_POLICIES} --only residual --seeds 3 --jobs 1 --trace {CONVERSATION}"
+_TWO_TERMS = f"{_POLICIES} --only two-terms-shapes --seeds 5 --jobs 1"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
@@ -528,6 +529,7 @@ FIGURES: Mapping[str, Figure] = {
     "claims": Figure([_CLAIMS], _claims),
     "partial-hits": Figure([_PARTIAL_HITS], _partial_hits),
     "residual": Figure([_RESIDUAL], _residual),
+    "two-terms-shapes": Figure([_TWO_TERMS], _two_terms),
     "engines": Figure([ENGINES], engines),
     **{name: Figure([command], tuner if name == "herd-tuner" else herd) for name, command in HERD_COMMANDS.items()},
     "fleet": Figure(["python -m experiments --system gorgo --only tables --seeds 3 --jobs 1 --json"], _fleet),
