@@ -118,6 +118,7 @@ def test_one_system_is_compared_alone_and_as_json(tmp_path: Path, capsys: pytest
             "there are routers: routers, processes, delay, replaced, overload, large",
         ),
         (["--system", "policies"], "--system policies has no published figures; choose its tables by --only"),
+        (["--system", "herd", "--only", "herd", "--queue", "on"], "--queue on: choose --system policies alone"),
         (["--trace", "nowhere.jsonl"], "--trace nowhere.jsonl: no such file"),
         (["--system", "nobody"], "invalid choice: 'nobody'"),
     ],
@@ -140,7 +141,7 @@ def test_an_error_of_a_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
 def test_no_group_is_in_two_published_systems() -> None:
     groups = [name for system in PUBLISHED.values() for name in system.GROUPS]
     assert len(groups) == len(set(groups))
-    assert list(SYSTEMS) == [*PUBLISHED, "policies", "herd", "routers", "tuner"]
+    assert list(SYSTEMS) == [*PUBLISHED, "policies", "herd", "perturbed", "plateau", "dynamo", "routers", "tuner"]
 
 
 def test_make_compare_runs_this_command() -> None:

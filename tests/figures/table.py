@@ -273,11 +273,23 @@ def _partial_hits(results: Sequence[Any]) -> View:
 
 def _residual(results: Sequence[Any]) -> View:
     """A row per workload: the ratio of each figure, without its interval."""
+    return _ratios(results, numbers=1)
+
+
+def _two_terms(results: Sequence[Any]) -> View:
+    """A row per workload: the ratio of each figure with its interval."""
+    return _ratios(results, numbers=3)
+
+
+def _ratios(results: Sequence[Any], *, numbers: int) -> View:
     found = _claims(results)
     rows: dict[tuple[str, ...], dict[str, Cell]] = {}
     for (on, *_, figure), row in found.tables[0].rows.items():
-        rows.setdefault((on,), {})[figure] = float(numbers_of(str(row[_RATIO]))[0])
-    return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=found.values)
+        cell = [float(number) for number in numbers_of(str(row[_RATIO]))][:numbers]
+        rows.setdefault((on,), {})[figure] = cell if numbers > 1 else cell[0]
+    missed = sum(row[CLAIMS["met"]] == "missed" for row in found.tables[0].rows.values())
+    values = {**found.values, "missed by the whole interval": float(missed)}
+    return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=values)
 
 
 def _coded(label: Sequence[str]) -> tuple[str, ...]:
@@ -603,11 +615,12 @@ NOT_STORED: Mapping[str, NotStored] = {
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
+    "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
     "whatif-coverage": NotStored(
         "forty simulated logs in a script: `pytest -m system tests/lab/whatif/test_coverage.py` has a hundred",
         "438311f",
     ),
-    "whatif-blocks": NotStored("one seed of one fleet, in a script", "9f9c054"),
+    "whatif-blocks": NotStored("one seed of one fleet, and fixed weights in a script", "89ff5b1"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
@@ -640,10 +653,11 @@ NOT_STORED: Mapping[str, NotStored] = {
     "herd-live": NotStored("live processes in wall time, and a policy without two of its terms", "08c66ea"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
     "two-terms-cost": NotStored(
-        "processor time of two versions in turns, which no command compares", "5a934c4, b1fe878"
+        "processor time of two versions in turns, which no command compares", "255eb35, aae3292"
     ),
     "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
     "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),
+    "queue-at-full-load": NotStored("the queue of the proxy under every policy and under none, in a script", "89ed511"),
     "less-ttft": NotStored("two seeds for each of five factors on two weights", "9651bf3"),
     "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),
     "no-harm": NotStored("five seeds of a group of which `tuning` stores two", "c66f0b9"),
