@@ -63,8 +63,7 @@ def metadata_text(message: Any, namespace: str, key: str) -> str | None:
     """Return a text of the dynamic metadata that came with a message; `None` without it."""
     if not message.HasField("metadata_context"):
         return None
-    found = message.metadata_context.filter_metadata
-    return struct_text(found, namespace, key)
+    return text_of(fields_of(message.metadata_context.filter_metadata, namespace), key)
 
 
 @record
@@ -96,10 +95,15 @@ def read_tried(text: str | None) -> tuple[int, ...]:
     return () if text is None else tuple(int(each) for each in text.split(",") if each.isdigit() and len(each) == 3)
 
 
-def struct_text(metadata: Mapping[str, Any], namespace: str, key: str) -> str | None:
-    """Return a text of Envoy's metadata; `None` without it."""
+def fields_of(metadata: Mapping[str, Any], namespace: str) -> Any:
+    """Return the fields of a namespace of Envoy's metadata; `None` without it."""
     found = metadata.get(namespace)
-    value = None if found is None else found.fields.get(key)
+    return None if found is None else found.fields
+
+
+def text_of(fields: Any, key: str) -> str | None:
+    """Return a text of such fields; `None` without it."""
+    value = None if fields is None else fields.get(key)
     return None if value is None else value.string_value or None
 
 
