@@ -546,7 +546,7 @@ class PickerExchange:
         state.routing.gateway.finish(dispatch, outcome)
         state.open_exchanges.remove(self)
         if pending.has_prompt:
-            state.replicas.check_usage(dispatch, self._target, outcome)
+            self._target.check_usage(dispatch, outcome)
             pending.record.attempt_ended(dispatch, outcome)
         disconnected = outcome.result is AttemptResult.CLIENT_DISCONNECTED
         pending.close(self._sent_status(outcome), disconnected=disconnected)
