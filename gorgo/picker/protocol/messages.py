@@ -77,9 +77,10 @@ class ServedBy:
 
 def read_served(message: Any) -> tuple[ServedBy | None, int]:
     """Return who has answered, as far as the message says, and the status, else `None` and 0."""
-    fields = message.attributes[_FILTER].fields if _FILTER in message.attributes else {}
-    address = fields[SERVED_BY].string_value if SERVED_BY in fields else metadata_text(message, LB, SERVED)
-    number = fields[STATUS].number_value if STATUS in fields else 0.0
+    fields = fields_of(message.attributes, _FILTER)
+    address = text_of(fields, SERVED_BY) or metadata_text(message, LB, SERVED)
+    found = None if fields is None else fields.get(STATUS)
+    number = 0.0 if found is None else found.number_value
     status = int(number) if 0 <= number < 600 else 0
     if not address:
         return None, status
