@@ -640,7 +640,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
     ),
     "picker-price": NotStored(
-        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "650ece8, cc1baa6"
+        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "89ed511, 4b00b9f"
     ),
     "fresh-scrapes": NotStored("one seed: the eight runs take a core for a quarter of an hour", "96c0409"),
     "half-load": NotStored(
