@@ -33,13 +33,14 @@ EQUAL, WITHOUT_CACHE, TWO_KINDS = "8xA30", "7xA30-8xV100", "7xL20-8xA30"
 SCALES = {EQUAL: 1.0, WITHOUT_CACHE: 1.6, TWO_KINDS: 1.9}
 #: What this project's policy has to exceed: the summary's mean and p99.
 SUMMARY = {MEAN: 1.41, P99: 1.47}
-#: Prompt lengths of synthetic traffic: 1k to 8k tokens, evenly.
+#: Prompt lengths of synthetic traffic: 1k to 8k tokens, evenly. Shares of a mixed workload.
 LENGTHS: Quantiles = ((0.0, 1000.0), (1.0, 8000.0))
+MIXED = (0.1, 0.3, 0.5, 0.7)
 _SHIFT_RATES = (3.0, 6.5)
 #: What its bars have beside the heuristic: Mooncake, its Algorithm 2 and the fewest requests in flight.
 BARS = ("mooncake, bounded index", "tau 0.5", "least-request")
 #: Rates of its mixed GPUs, 1/s.
-MIXED_RATES = (10.0, 14.0, 18.0, 22.0)
+MIXED_RATES = (14.0, 22.0)
 
 
 def _source(place: str, row: str, column: str) -> Source:
@@ -78,6 +79,11 @@ def sharing(share: float, *, requests: int, rate_per_s: float, output_tokens: in
     name = f"{share:.0%} shared" + (", prefill only" if output_tokens == 1 else "")
     shape = sharing_shape(share)
     return one_phase(name, shape, requests=requests, rate_per_s=rate_per_s, output_tokens=output_tokens)
+
+
+def mixed(*, requests: int, rate_per_s: float) -> PhasedTraffic:
+    """Return four levels of sharing side by side."""
+    return one_phase("mixed", *map(sharing_shape, MIXED), requests=requests, rate_per_s=rate_per_s)
 
 
 def shipped(name: str, *, requests: int, rate_per_s: float) -> PhasedTraffic:
@@ -131,10 +137,13 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
     """Yield the traffic of a fleet, the most telling first."""
     scale, requests = SCALES[fleet], REQUESTS
     yield sharing(0.5, requests=requests, rate_per_s=6 * scale)
-    yield sharing(0.5, requests=requests, rate_per_s=10 * scale, output_tokens=1)
+    yield sharing(0.5, requests=requests, rate_per_s=4 * scale)
     yield shipped("toolagent-like", requests=requests, rate_per_s=3 * scale)
+    yield sharing(0.5, requests=requests, rate_per_s=10 * scale, output_tokens=1)
     yield sharing(0.1, requests=requests, rate_per_s=5 * scale)
+    yield sharing(0.3, requests=requests, rate_per_s=5.5 * scale)
     yield sharing(0.7, requests=requests, rate_per_s=7 * scale)
+    yield mixed(requests=requests, rate_per_s=6 * scale)
     yield shipped("synthetic-like", requests=requests, rate_per_s=2.5 * scale)
     if conversation is not None:
         yield one_phase("conversation", conversation, requests=requests, rate_per_s=CONVERSATIONS * scale)
@@ -147,7 +156,7 @@ def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
     return [
         *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), _filter(),
-        _longer(), _share_of_pools(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(), *_circular(),
+        _longer(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(), _circular(),
     ]  # fmt: skip
 
 
@@ -170,13 +179,14 @@ def _against_heuristic(fleet: str, variants: Sequence[str]) -> Iterator[Comparis
 def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
     for fleet in SCALES:
         for number, traffic in enumerate(_traffic(fleet, conversation)):
-            first = number == 0
-            variants = (LODESTAR, RESIDUAL, *((GORGO_MS, RESIDUAL + QUEUEING, *BARS) if first else ()))
+            first, prefills = number == 0, traffic.output_tokens == 1
+            group = "lodestar" if first else "lodestar-prefill" if prefills else "lodestar-more"
+            ours = (RESIDUAL,) if prefills else (GORGO_MS, RESIDUAL)
+            variants = (LODESTAR, *ours, *((RESIDUAL + QUEUEING, *BARS) if first else ()))
             yield replace(
-                routers("lodestar" if first else "lodestar-more", fleet, traffic, HEURISTIC, variants,
-                        also=("oracle",) if first else ()),
+                routers(group, fleet, traffic, HEURISTIC, variants, also=("oracle",) if first else ()),
                 targets=tuple(_against_heuristic(fleet, variants)),
-            )  # fmt: skip
+            )
 
 
 def _published_shape() -> VariantComparison:
@@ -191,22 +201,20 @@ def _mixed_rates() -> Iterator[VariantComparison]:
         yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, RESIDUAL), (MEAN, P99))
 
 
-def _circular() -> Iterator[VariantComparison]:
+def _circular() -> VariantComparison:
     """Its circular dependency: a model learns from decisions of the policy before it, and then changes them."""
+    heuristic = "prefix-cache-and-load, shadow lodestar's first model"
     variants = ("lodestar, first model alone", BENCHMARK)
-    for fleet in (EQUAL, TWO_KINDS):
-        traffic = sharing(0.5, requests=REQUESTS, rate_per_s=6 * SCALES[fleet])
-        heuristic = "prefix-cache-and-load, shadow lodestar's first model"
-        yield routers("circular", fleet, traffic, heuristic, variants, (MEAN, P99))
+    return routers("circular", EQUAL, sharing(0.5, requests=REQUESTS, rate_per_s=6.0), heuristic, variants, (MEAN, P99))
 
 
 def _long() -> Iterator[VariantComparison]:
-    """With ten models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
-    variants = (LODESTAR, BENCHMARK, RESIDUAL)
-    for fleet, rate, output_tokens in ((EQUAL, 6.0, None), (TWO_KINDS, 11.4, None), (EQUAL, 10.0, 1)):
+    """With more models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
+    variants = (LODESTAR, BENCHMARK)
+    for rate, output_tokens in ((6.0, None), (10.0, 1)):
         traffic = sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens)
-        found = routers("lodestar-long", fleet, traffic, HEURISTIC, variants)
-        yield replace(found, targets=tuple(_against_heuristic(fleet, variants)))
+        found = routers("lodestar-long", EQUAL, traffic, HEURISTIC, variants)
+        yield replace(found, targets=tuple(_against_heuristic(EQUAL, variants)))
 
 
 def _motivation() -> Iterator[VariantComparison]:
@@ -268,12 +276,6 @@ def _longer() -> VariantComparison:
     return replace(found, targets=tuple(replace(one, **bounds.get((one.of, one.figure), {})) for one in found.targets))
 
 
-def _share_of_pools() -> VariantComparison:
-    """The share of each pool, in the table of means, beside that of full knowledge."""
-    traffic = sharing(0.5, requests=REQUESTS, rate_per_s=11.4)
-    return routers("oracle", TWO_KINDS, traffic, "oracle", (LODESTAR, RESIDUAL, HEURISTIC), (MEAN,))
-
-
 def _shadows() -> Iterator[VariantComparison]:
     """Order of replicas: Spearman's rho of each shadow under `random`, in the table of means."""
     first, *others = (f"random, shadow {name}" for name in SHADOWS)
@@ -284,7 +286,7 @@ def _shadows() -> Iterator[VariantComparison]:
 def _scrapes() -> Iterator[VariantComparison]:
     """Fresh and stale reports of engines over a long path."""
     traffic, variants = sharing(0.5, requests=REQUESTS, rate_per_s=8.0), (LODESTAR, RESIDUAL, "load-prefix 1:1:1")
-    for interval_s in (0.1, 30.0):
+    for interval_s in (0.1, 1.0, 30.0):
         yield routers("scrapes", "vllm", traffic, GORGO_MS, variants, (MEAN, P99), scrape_s=interval_s)
 
 

@@ -379,7 +379,7 @@ def test_bars_are_means_over_seeds_per_traffic_with_the_least_and_the_most_seed(
     assert list(points(mean, "lodestar")) == [("50% shared, 6/s", 1050.0, 1000.0, 1100.0)]
     assert list(points(p99, "gorgo-ms")) == [("50% shared, 6/s", 3150.0, 3000.0, 3300.0)]
     more = found["lodestar-more-7xL20-8xA30"].panels[0]
-    assert len(more.curves["prefix-cache-and-load"]) == 5
+    assert len(more.curves["prefix-cache-and-load"]) == 7
 
 
 def test_the_shift_is_shown_over_time_and_what_predicts_nothing_has_no_curve_of_errors() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.systems.llm_d import scenario
-from experiments.systems.lodestar import longer_prompts, more_sharing, one_phase, sharing, sharing_shape
+from experiments.systems.lodestar import longer_prompts, mixed, more_sharing, one_phase, sharing, sharing_shape
 from experiments.traffic import (
     ChatTraffic,
     ContextTraffic,
@@ -74,9 +74,7 @@ def test_prompts_grow_from_1k_to_8k_tokens() -> None:
 
 
 def test_streams_of_a_mix_are_side_by_side() -> None:
-    feed = feed_of_traffic(
-        one_phase("mixed", *map(sharing_shape, (0.1, 0.3, 0.5, 0.7)), requests=400, rate_per_s=10.0), 0
-    )
+    feed = feed_of_traffic(mixed(requests=400, rate_per_s=10.0), 0)
     marks = [blocks_of(request)[0] >> 48 for request in feed]
     assert [marks.count(mark) for mark in range(4)] == [100] * 4
     assert len(set(marks[:40])) == 4

@@ -93,6 +93,8 @@ def test_a_live_replay_of_a_planned_day_attains_what_was_planned_within_three_po
     gorgo("plan", str(trace), "--settings", str(file), "--out", str(out), "--fleets", "1", "--jobs", "1")
     plan: Mapping[str, Any] = json.loads((out / "plan.json").read_text())
     chosen = plan["serving"][0]
+    assert min(chosen["attained"]) >= 0.95
+    assert chosen["cost"] <= 0.75 * plan["static_peak"]
 
     with ExitStack() as stack:
         for name in with_ports(out / "regions.yaml"):
@@ -109,5 +111,5 @@ def test_a_live_replay_of_a_planned_day_attains_what_was_planned_within_three_po
     planned = [100 * share for share in chosen["attained"]]
     counts = [int((origins == place).sum()) for place in range(len(demand.groups))]
     told = f"{sum(chosen['counts'])} replicas; live {live}, planned {planned}, of {counts} requests"
-    print(told, [one.error for one in records.values() if one.error])  # noqa: T201
+    print(told)  # noqa: T201 - the page has these figures
     assert abs(np.average(live, weights=counts) - np.average(planned, weights=counts)) <= POINTS, told

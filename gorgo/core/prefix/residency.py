@@ -537,8 +537,9 @@ class FoundShares:
         reports = list(self._reports(slot))
         if not reports:
             return None
-        found = sum(report.share * report.confirmed_tokens for report in reports)
-        return found / sum(report.confirmed_tokens for report in reports)
+        # From 0.0 on: compiled modules take the int 0, with which a sum begins otherwise, for the type of the whole.
+        found = sum((report.share * report.confirmed_tokens for report in reports), 0.0)
+        return found / sum((report.confirmed_tokens for report in reports), 0.0)
 
     def _reports(self, slot: int) -> Iterator[_Report]:
         for slots in self._by_model.values():
