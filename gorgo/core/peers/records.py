@@ -9,9 +9,9 @@ of day: clocks of hosts differ, so the receiver counts ages from its own receipt
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -73,11 +73,10 @@ class PrefixMarks:
     hashes: bytes
     kind: MarkKind = "confirmed"
 
-    @cached_property
+    @property
     def words(self) -> Sequence[int]:
         """The hashes as numbers."""
-        words: list[int] = np.frombuffer(self.hashes, dtype="<u8").tolist()
-        return words
+        return struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class PeerReport:
     speeds: tuple[LearnedSpeed, ...] = ()
     status: PeerStatus = PeerStatus()
 
-    @cached_property
+    @property
     def load_cells(self) -> NDArray[np.float64]:
         """The loads as whole numbers, a row each in the order of its fields: prefill in us, decoding in ms."""
         rows = [
