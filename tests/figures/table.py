@@ -280,6 +280,15 @@ def _residual(results: Sequence[Any]) -> View:
     return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=found.values)
 
 
+def _plateau(results: Sequence[Any]) -> View:
+    """A row per change of the weights: the ratio of each figure with its interval."""
+    found = _claims(results)
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for (_, _, against, figure), row in found.tables[0].rows.items():
+        rows.setdefault((against,), {})[figure] = [float(number) for number in numbers_of(str(row[_RATIO]))][:3]
+    return View(tables=[Table(labels=(CLAIMS["against"],), rows=rows)], values=found.values)
+
+
 def _two_terms(results: Sequence[Any]) -> View:
     """A row per workload: the ratio of each figure with its interval; of each figure the mean and the most."""
     found = _claims(results)
@@ -542,6 +551,7 @@ FIGURES: Mapping[str, Figure] = {
     "partial-hits": Figure([_PARTIAL_HITS], _partial_hits),
     "residual": Figure([_RESIDUAL], _residual),
     "two-terms-shapes": Figure([_TWO_TERMS], _two_terms),
+    "plateau": Figure(["python -m experiments --system plateau --only plateau --seeds 3 --jobs 1"], _plateau),
     "engines": Figure([ENGINES], engines),
     **{name: Figure([command], tuner if name == "herd-tuner" else herd) for name, command in HERD_COMMANDS.items()},
     "fleet": Figure(["python -m experiments --system gorgo --only tables --seeds 3 --jobs 1 --json"], _fleet),
