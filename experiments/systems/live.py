@@ -52,7 +52,12 @@ HEADER = (
     "traffic", "router", "requests", "errors", "TTFT mean ms", "p50", "p95", "E2E p95 s", "hit %", "largest share %",
     "router CPU ms a request", "sent late ms",
 )  # fmt: skip
-SMG, VLLM_ROUTER, LITELLM = "smg==1.13.0", "vllm-router==0.1.17", "litellm[proxy]==1.109.1"
+SMG, VLLM_ROUTER, LITELLM = "smg==1.13.0", "vllm-router==0.1.17", "litellm==1.109.1"
+#: What LiteLLM's proxy imports beside the client, without the part of its extra that keeps keys in a database.
+LITELLM_NEEDS = (
+    "uvicorn", "fastapi", "backoff", "orjson", "apscheduler", "python-multipart", "cryptography", "websockets", "pyjwt",
+    "rq", "fastapi-sso", "mcp", "boto3", "gunicorn", "uvloop", "pyyaml",
+)  # fmt: skip
 #: Routers that this set-up cannot have.
 NEVER = {"Dynamo's frontend": "it sends requests to workers of its own runtime alone, and to no URL"}
 ENGINES = 8
@@ -79,10 +84,9 @@ class Traffic:
     filters: TraceFilters
     time_scale: float
 
-    def first(self, requests: int | None) -> Traffic:
-        """Return the same with only so many requests; None: all."""
-        limits = [limit for limit in (self.filters.limit, requests) if limit is not None]
-        return replace(self, filters=replace(self.filters, limit=min(limits, default=None)))
+    def scaled(self, factor: float) -> Traffic:
+        """Return the same with so many times the requests."""
+        return replace(self, filters=replace(self.filters, limit=max(2, round((self.filters.limit or 0) * factor))))
 
     def requests(self, seed: int) -> Sequence[TraceRequest]:
         filters = replace(self.filters, seed=seed)
@@ -140,7 +144,7 @@ def vllm_router(place: Place) -> Launch:
 
 def litellm(place: Place) -> Launch:
     """LiteLLM's proxy, which has no rule for prefixes of engines: it chooses the least busy."""
-    program = _installed(LITELLM) / "litellm"
+    program = _installed(LITELLM, *LITELLM_NEEDS) / "litellm"
     one = {"model": f"openai/{MODEL}", "api_key": "none"}
     models = [{"model_name": MODEL, "litellm_params": {**one, "api_base": f"{url}/v1"}} for url in _urls(place)]
     config = place.folder / "litellm.yaml"
@@ -180,10 +184,10 @@ def _urls(place: Place) -> list[str]:
     return [f"http://127.0.0.1:{port}" for port in place.replicas]
 
 
-def _installed(requirement: str) -> Path:
-    name = requirement.replace("==", "-").replace("[", "-").replace("]", "")
+def _installed(requirement: str, *beside: str) -> Path:
+    """Return the folder of the programs of a requirement."""
     try:
-        return installed(name, [requirement]).folder / "bin"
+        return installed(f"router-{requirement.replace('==', '-')}", [requirement, *beside]).folder / "bin"
     except InstallError as error:
         raise UnavailableError(str(error)) from error
 
@@ -356,7 +360,7 @@ async def _replayed(
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run every router that is there, seed by seed, and return the table."""
     assert set(groups) == set(GROUPS), "there is one"
-    kinds = tuple(one.first(grid.first_requests) for one in traffics(grid.trace))
+    kinds = tuple(one.scaled(grid.scale) for one in traffics(grid.trace))
     missing = dict(_unavailable())
     there = tuple(name for name in ROUTERS if name not in missing)
     runs = runner.runs([LiveTask(there, kinds, seed) for seed in grid.seeds], title=TITLE)
