@@ -19,10 +19,12 @@ import tuner.objective
 import tuner.offline
 import tuner.optimizers
 import tuner.space
-from experiments import fleets, traffic
+from experiments import decisions, fleets, traffic
+from experiments.decisions import DecisionCollector
 from experiments.fleets import unknown_paper_fleet
 from experiments.runner import run_key
 from experiments.traffic import marked
+from gorgo.core.limits import RouterLimits
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.sim.engine.profiles import find_profile
 from gorgo.lab.sim.named_fleets import QWEN_L40S, find_fleet
@@ -32,6 +34,9 @@ from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.traces import TraceFilters
+from gorgo.lab.whatif import estimate, judge, log_filter
+from gorgo.lab.whatif.log_filter import MOST_DECISIONS, LogFilter
+from gorgo.policies.registry import make_policy
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.search import RunScore, ScoredWeights, SearchOptions, score_of, search_weights
 from tuner.offline.simulated_campaign import simulate_campaign
@@ -46,7 +51,8 @@ PAUSE_S = 0.5
 #: What a run's figures depend on beside the simulator.
 _CODE = (
     *(Path(module.__file__ or "").parent for module in (tuner.campaign, tuner.offline, tuner.optimizers)),
-    *(Path(module.__file__ or "") for module in (tuner.objective, tuner.space, fleets, traffic)), Path(__file__),
+    *(Path(module.__file__ or "") for module in (tuner.objective, tuner.space, fleets, traffic, decisions)),
+    *(Path(module.__file__ or "") for module in (estimate, judge, log_filter)), Path(__file__),
 )  # fmt: skip
 
 
@@ -115,6 +121,7 @@ class TuningRun:
     """Figures of all requests and of those from `TuningTask.after` on, and the tuner's doing.
 
     `first_accepted_s` is when a campaign took its first weights, s of the run; None if it took none.
+    `candidate_blocks` are a campaign's blocks in which a candidate was in force.
     Of a search, `whole` are the start's held-out figures, and `tail` those of the weights that are taken.
     """
 
@@ -124,6 +131,7 @@ class TuningRun:
     generations: int = 0
     accepted: int = 0
     rollbacks: int = 0
+    candidate_blocks: int = 0
     first_accepted_s: float | None = None
     reasons: tuple[str, ...] = ()
     cpu_s: float = 0.0
@@ -153,6 +161,12 @@ class TuningTask:
         As in `tuned_box`, the box as (name, low, high).
     after:
         Figures of `tail` are over requests from this one on.
+    begin_s:
+        Of the campaign, s of the run; `tail` begins with it, too.
+    filtered:
+        Whether a log of the run's own decisions is the campaign's first filter.
+    explore:
+        Share of requests that go to any replica by chance.
     """
 
     windows: Windows
@@ -167,6 +181,9 @@ class TuningTask:
     tune_lambda: bool = False
     box: tuple[tuple[str, float, float], ...] = ()
     after: int = 0
+    begin_s: float = 0.0
+    filtered: bool = False
+    explore: float = 0.0
     kind: ClassVar[type[TuningRun]] = TuningRun
 
     def key(self) -> str:
@@ -191,6 +208,7 @@ class TuningTask:
             scenario=self.scenario,
             seed=self.seed,
             keep_requests=True,
+            limits=RouterLimits(explore=self.explore) if self.explore else None,
         )
         if self.search is not None:
             outcome = _searched(self, self.search, replace(job, seed=0, keep_requests=False))
@@ -204,6 +222,7 @@ class TuningTask:
 
 
 def _tuned(task: TuningTask, options: Mapping[str, Any], job: SimJob) -> TuningRun:
+    log = DecisionCollector(MOST_DECISIONS)
     tuned = simulate_campaign(
         job,
         CampaignOptions(**options),
@@ -211,8 +230,12 @@ def _tuned(task: TuningTask, options: Mapping[str, Any], job: SimJob) -> TuningR
         seed=task.seed,
         tune_lambda=task.tune_lambda,
         box=task.bounds,
+        begin_s=task.begin_s,
+        refutes=LogFilter(lambda: tuple(log.decisions), make_policy(task.policy)) if task.filtered else None,
+        controllers=(log,) if task.filtered else (),
     )
-    whole, tail = _parts(tuned.records, task.after)
+    before = sum(one.scheduled_s < task.begin_s for one in tuned.records)
+    whole, tail = _parts(tuned.records, max(task.after, before))
     return TuningRun(
         whole=whole,
         tail=tail,
@@ -221,6 +244,7 @@ def _tuned(task: TuningTask, options: Mapping[str, Any], job: SimJob) -> TuningR
         accepted=sum(row.accepted for row in tuned.generations[1:]),
         first_accepted_s=next((row.finished_s for row in tuned.generations[1:] if row.accepted), None),
         rollbacks=tuned.rollbacks,
+        candidate_blocks=tuned.candidate_blocks,
         reasons=tuple(row.reason for row in tuned.generations),
     )
 

@@ -40,11 +40,23 @@ Queue = Literal["on", "off"]
 #: Learned by the GORGO paper's authors on April 5 from (0.5, 0.1), and held fixed on the held-out windows.
 LEARNED_WEIGHTS: Mapping[str, float] = {"w_rtt": 0.276, "w_queue": 0.5}
 LEARNED = "gorgo (0.276, 0.5)"
+#: The default policy with other weights, by their name in the tables: a third to twice as much of each, and of all.
+CHANGED: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    f"{OURS}, " + ", ".join(f"{name} {value:g}" for name, value in weights.items()): (OURS, weights)
+    for weights in (
+        *({"lambda": value} for value in (0.1, 0.2, 0.3)),
+        *({"delta": value} for value in (12.5, 17.5, 35.0, 50.0)),
+        *({"eta": value} for value in (400.0, 560.0, 1120.0, 1600.0)),
+        {"lambda": 0.1, "delta": 12.5, "eta": 400.0},
+        {"lambda": 0.3, "delta": 50.0, "eta": 1600.0},
+    )
+}
 #: Policies with other weights than their defaults, by their name in the tables.
 WEIGHTED: Mapping[str, tuple[str, Mapping[str, float]]] = {
     LEARNED: (PAPER, LEARNED_WEIGHTS),
     "gorgo (0.23, 0)": (PAPER, {"w_rtt": 0.23, "w_queue": 0.0}),
     "gorgo (2, 0.104)": (PAPER, {"w_rtt": 2.0, "w_queue": 0.104}),
+    **CHANGED,
 }
 #: The paper's policy from its defaults on, while the published protocol tries weights from the first request: 672
 #: samples, which are a window of 128, then 17 hops of 32.

@@ -481,6 +481,64 @@ def steps(seeds: Sequence[int], *, optimizer: str = "es") -> Experiment:
     return verdicts
 
 
+# -- a log of decisions as the first filter: the blocks that it saves, and what exploring would cost
+
+#: When the campaign begins: three quarters of an hour of the log are of its start.
+LOG_S = 2700.0
+#: The probes of two weights, each up and down by a quarter and an eighth of its box.
+PROBES: Options = (("max_generations", 8), ("mode", "switchback"))
+FILTERED = (
+    _setting("small-model", "short-chat", 3.0, 6, campaign=PROBES),
+    _setting("dense-70b-x2", "short-chat", 3.0, 6, campaign=PROBES),
+    _setting("mixed-gpus-x2", "art-chat-apr6", 1.06, 6, campaign=PROBES),
+)
+#: Of live blocks, and of the p95 over the same windows.
+BLOCKS, NO_MORE = 1 / 3, 1.0
+#: Shares of requests by chance, and the weights that win on `small-model`.
+EXPLORED, WON = (0.005, 0.02, 0.05), {"w_rtt": 3.98}
+
+
+def log_filter(seeds: Sequence[int]) -> Experiment:
+    """Tune the probes live with and without a log as the first filter, over the same windows."""
+    few, group = seeds[:LIVE_SEEDS], "log as filter"
+
+    def task(one: Setting, seed: int, *, filtered: bool) -> TuningTask:
+        return replace(one.live(seed, tuned=True), begin_s=LOG_S, filtered=filtered)
+
+    def explored(seed: int, share: float) -> TuningTask:
+        return replace(frozen(FILTERED[0].live(seed), WON), windows=_windows(FILTERED[0], seed), explore=share)
+
+    runs = yield [
+        *(task(one, seed, filtered=filtered) for one in FILTERED for seed in few for filtered in (False, True)),
+        *(explored(seed, share) for seed in few for share in (0.0, *EXPLORED)),
+    ]
+    verdicts: list[ClaimVerdict] = []
+    for one in FILTERED:
+        pairs = [tuple(runs[task(one, seed, filtered=filtered)] for filtered in (True, False)) for seed in few]
+        note = "; ".join(f"{2 * ours.candidate_blocks} of {2 * theirs.candidate_blocks}" for ours, theirs in pairs)
+        sets = "; ".join(f"{_shown(ours.weights)} / {_shown(theirs.weights)}" for ours, theirs in pairs)
+        blocks = ratio_of([(float(ours.candidate_blocks), float(theirs.candidate_blocks)) for ours, theirs in pairs])
+        verdicts.append(
+            ClaimVerdict.of_ratio(
+                group, (f"{one.label}, with a log / without, live blocks",), blocks, at_most=BLOCKS, note=note
+            )
+        )
+        for name, figure in P95:
+            ratio = part_ratio([(ours.tail, theirs.tail) for ours, theirs in pairs], figure)
+            text = f"{one.label}, with a log / without, {name}"
+            verdicts.append(ClaimVerdict.of_ratio(group, (text,), ratio, at_most=NO_MORE, note=sets))
+    for share in EXPLORED:
+        ratio = part_ratio([(runs[explored(seed, share)].whole, runs[explored(seed, 0.0)].whole) for seed in few], ttft)
+        text = f"{FILTERED[0].label} with {_shown(WON)}, {share:.1%} by chance / none, p95 TTFT"
+        verdicts.append(ClaimVerdict.of_ratio(group, (text,), ratio))
+    return verdicts
+
+
+def _windows(one: Setting, seed: int) -> Windows:
+    """Return one window of a setting."""
+    return Windows(shapes=(one.shape,), draw=seed, time_scale=one.time_scale)
+
+
 def fleets_by_twin(seeds: Sequence[int]) -> Experiment:
     """Search one recorded window, freeze, serve held-out windows; the best of the grid beside it."""
     few, group = fifth(seeds), "fleets by twin"
@@ -606,6 +664,7 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Experiment]] = {
     "steps of es": steps,
     "steps of cma": partial(steps, optimizer="cma"),
     "further fleets": further,
+    "log as filter": log_filter,
     "fleets by twin": fleets_by_twin,
     "algorithms": algorithms,
 }

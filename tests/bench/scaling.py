@@ -2,8 +2,9 @@
 
 24 hours of chats about long documents (0.45 a second in the mean, 0.9 in the afternoon, 1.1 in a surge of 24 minutes
 that nothing announces), engines of `1xL20-Llama-3.1-8B`, and start-ups of four minutes. A first token is wanted within
-8 s. `GORGO_BENCH_SHORT=1` runs three hours, and `python -m tests.bench.scaling FOLDER NAME ...` some rows of the whole
-day, with a file of each for the plot; a row takes a minute of a processor.
+8 s. `GORGO_BENCH_SHORT=1` runs three hours, and `python -m tests.bench.scaling FOLDER SEEDS NAME ...` some rows of the
+whole day and prints them as JSON, with a file of each for the plot; a row takes a minute of a processor, and one whose
+file is there already is not run again.
 """
 
 from __future__ import annotations
@@ -93,11 +94,13 @@ ROWS: Mapping[str, tuple[Callable[[], ScalingRule], int]] = {
     **{f"HPA, queue {target:g}": (queue(target), 8) for target in (0.1, 0.5, 1.0)},
     **{f"static {count}": (static(count), count) for count in (5, 6, 7, 8)},
 }
+#: The signal again, where a replica that joins is warmed with so many prompts.
+WARMED, WARM_PROMPTS = "gorgo_replicas_wanted, warmed", 8
 
 
-def feed(*, day_s: float = DAY_S) -> Sequence[SimRequest]:
+def feed(*, day_s: float = DAY_S, seed: int = 0) -> Sequence[SimRequest]:
     """Return the day's requests."""
-    shape = replace(SHAPE, duration_s=day_s)
+    shape = replace(SHAPE, duration_s=day_s, seed=seed)
     steady = feed_of(generate_requests(shape, block_tokens=shape.block_tokens))
     moved = through_the_day(np.array([one.arrival_s for one in steady]), day_s=day_s).tolist()
     return [replace(one, arrival_s=arrival_s) for one, arrival_s in zip(steady, moved, strict=True)]
@@ -109,14 +112,24 @@ def fleet(count: int) -> SimFleet:
     return with_accurate_priors(SimFleet(tuple(replicas)))
 
 
-def one(name: str, requests: Sequence[SimRequest]) -> ElasticRun:
-    rule, first = ROWS[name]
+def one(name: str, requests: Sequence[SimRequest], *, seed: int = 0) -> ElasticRun:
+    warmed = name == WARMED
+    rule, first = ROWS["gorgo_replicas_wanted" if warmed else name]
     most = first if name.startswith("static") else MOST
     # Under an autoscaler by queue length requests wait at the engines, whose own metric it reads.
     limits = replace(LIMITS, overload=OverloadLimits(queue_enabled="queue" not in name))
     with rare_collections():
         return run_elastic(
-            name, rule(), fleet(most), requests, first=first, startup_s=STARTUP_S, ttft_s=TTFT_S, limits=limits
+            name,
+            rule(),
+            fleet(most),
+            requests,
+            first=first,
+            startup_s=STARTUP_S,
+            ttft_s=TTFT_S,
+            limits=limits,
+            seed=seed,
+            warm_prompts=WARM_PROMPTS if warmed else 0,
         )
 
 
@@ -164,17 +177,23 @@ def plot(path: Path, runs: Sequence[Mapping[str, Any]], requests: Sequence[SimRe
     write_atomically(path, image.getvalue(), mode=PUBLIC)
 
 
-def main(folder: Path, names: Sequence[str]) -> None:
-    """Run some rows, each with a file."""
-    requests = feed()
-    print(len(requests), "requests", flush=True)
-    for name in names:
-        found = one(name, requests)
-        print(line(found), flush=True)
-        (folder / f"{name.replace(' ', '-').replace(',', '')}.json").write_text(
-            json.dumps(asdict(replace(found, records=())))
-        )
+def main(folder: Path, seeds: int, names: Sequence[str]) -> None:
+    """Run some rows, each with a file, and print them all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for seed in range(seeds):
+        requests = feed(seed=seed)
+        for name in names:
+            path = folder / f"{name.replace(' ', '-').replace(',', '')}-{seed}.json"
+            if not path.exists():
+                found = one(name, requests, seed=seed)
+                print(seed, line(found), file=sys.stderr, flush=True)
+                path.write_text(json.dumps(asdict(replace(found, records=()))))
+            run = json.loads(path.read_bytes())
+            figures = ("rule", "attained", "mean_replicas", "replica_hours", "ttft_ms_p95")
+            rows.append({"seed": seed, "requests": len(requests)} | {name: run[name] for name in figures})
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from math import log
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -37,11 +38,12 @@ from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.named_fleets import find_fleet
 from gorgo.lab.simulate.run import policy_of
 from gorgo.lab.traces import TraceFilters
+from tests.figures.tuning import tuning_log
 from tests.figures.wording import plain
 from tuner.offline.search import RunScore
 
 #: Groups whose rows have tables of their own, or none yet.
-ELSEWHERE = ("rivals", "engines", "partial-hits", "tail", "residual", "two-terms")
+ELSEWHERE = ("rivals", "engines", "partial-hits", "tail", "residual", "two-terms", "two-terms-hits", "two-terms-shapes")
 
 
 def test_every_target_names_what_there_is() -> None:
@@ -141,7 +143,7 @@ def test_wrong_priors_are_compared_with_right_ones_elsewhere() -> None:
 
 def test_the_conversation_trace_adds_its_rows_and_widens_the_means() -> None:
     without, with_it = all_targets(None), all_targets("conversation.jsonl")
-    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3 + 3 * 3
+    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3 + 2 * 3 + 4 * 3
     for targets, count in ((without, 4), (with_it, 7)):
         means = [target for target in targets if len(target.workloads) > 1]
         assert [len(target.workloads) for target in means] == [count] * 3
@@ -193,7 +195,7 @@ def test_the_tail_of_short_prompts_is_a_row() -> None:
 
 def test_the_learned_residual_is_compared_with_its_prior_wherever_something_is_claimed_of_that() -> None:
     targets = all_targets(None)
-    claimed = [one for one in targets if one.policy == "gorgo-ms" and one.group != "two-terms"]
+    claimed = [one for one in targets if one.policy == "gorgo-ms" and not one.group.startswith("two-terms")]
     ours = {one.label for target in claimed for one in target.workloads}
     found = [target for target in targets if target.group == "residual"]
     assert {(one.policy, tuple(one.others), one.at_most) for one in found} == {("gorgo-residual", ("gorgo-ms",), 1.02)}
@@ -206,9 +208,9 @@ def test_the_two_terms_that_look_ahead_are_compared_with_none_wherever_something
     None
 ):
     targets = all_targets("conversation.jsonl")
-    found = [target for target in targets if target.group == "two-terms"]
+    found = [target for target in targets if target.group.startswith("two-terms")]
     assert {(one.policy, tuple(one.others), one.figure, one.at_most) for one in found} == {
-        ("gorgo-ms", (SHORT_SIGHTED,), figure, 1.02) for figure in ("mean TTFT", "p95 TTFT", "p95 E2E")
+        ("gorgo-ms", (SHORT_SIGHTED,), figure, 1.02) for figure in ("mean TTFT", "p95 TTFT", "p99 TTFT", "p95 E2E")
     }
     labels = {target.workloads[0].label for target in found}
     assert {"ART-Chat-like, load 1.1", "ART-Chat-like, load 1.3"} < labels
@@ -274,7 +276,13 @@ def run_of(task: TuningTask) -> TuningRun:
     if task.campaign is None and task.search is None:
         return TuningRun(whole=score(start), tail=score(start), weights=start)
     return TuningRun(
-        whole=score(start), tail=score(FOUND), weights=FOUND, accepted=1, first_accepted_s=7200.0, generations=3
+        whole=score(start),
+        tail=score(FOUND),
+        weights=FOUND,
+        accepted=1,
+        first_accepted_s=7200.0,
+        generations=3,
+        candidate_blocks=7 if task.filtered else 28,
     )
 
 
@@ -378,12 +386,24 @@ def test_fewer_seeds_are_fewer_runs() -> None:
 def test_every_experiment_uses_only_runs_that_it_asked_for(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part = RunScore(n=10, errors=0, ttft_ms_p95=100.0, e2e_s_p95=1.0, max_share=0.5)
     weights = {"lambda": 0.2, "w_rtt": 0.5, "w_queue": 0.1}
-    run = TuningRun(whole=part, tail=part, weights=weights, reasons=("nothing",))
+    run = TuningRun(whole=part, tail=part, weights=weights, reasons=("nothing",), candidate_blocks=1)
     monkeypatch.setattr(TuningTask, "run", lambda _: run)
     runner = Runner(None, n_jobs=1, show_progress=False)
     verdicts = runner.verdicts(EXPERIMENTS[group](range(2)), title=group)
     assert {verdict.group for verdict in verdicts} == {group}
     assert all(verdict.value in (0.5, 1.0) for verdict in verdicts)
+
+
+def test_a_log_as_the_filter_is_held_against_a_third_of_the_blocks_and_no_later_first_tokens() -> None:
+    rows = verdicts_of(tuner_claims.log_filter(range(5)))
+    assert len(rows) == 3 * len(tuner_claims.FILTERED) + len(tuner_claims.EXPLORED)
+    blocks, ttft, e2e = rows[:3]
+    assert (blocks.value, blocks.note, blocks.met) == (0.25, "14 of 56; 14 of 56; 14 of 56", True)
+    assert (ttft.value, ttft.at_most, e2e.value) == (1.0, 1.0, 1.0)
+    shown = tuning_log([[row.as_json() for row in rows]])
+    fleet = shown.tables[0].rows["small-model, short-chat", "`gorgo`"]
+    assert (fleet["live blocks"], fleet["blocks by seed"]) == ([0.25, 0.25, 0.25], "14 of 56, 14 of 56, 14 of 56")
+    assert list(shown.tables[1].rows) == [("0.5 %",), ("2 %",), ("5 %",)]
 
 
 # Measurements of the tuner on windows of a few requests.
@@ -411,8 +431,10 @@ def test_what_a_figure_depends_on_is_in_the_key() -> None:
         replace(task, campaign=(("mode", "paper"),)),
         replace(task, search=Search(candidates=1, seeds=1, held_out_seeds=1)),
         replace(task, optimizer="cma"),
+        replace(task, filtered=True),
+        replace(task, explore=0.02),
     ]
-    assert len({task.key(), *(other.key() for other in others)}) == 6
+    assert len({task.key(), *(other.key() for other in others)}) == 8
 
 
 def test_the_key_changes_with_the_code_of_the_tuner(tmp_path: Path) -> None:
@@ -427,7 +449,9 @@ def test_the_key_changes_with_the_code_of_the_tuner(tmp_path: Path) -> None:
 
 def test_a_campaign_and_a_search_are_tasks_too() -> None:
     short = (("hop", 4), ("max_generations", 2), ("mode", "paper"), ("warm_up_s", 1.0), ("window", 8))
-    assert TuningTask(windows=windows(), policy="gorgo", campaign=short).run().generations >= 2
+    task = TuningTask(windows=windows(), policy="gorgo", campaign=short)
+    assert task.run().generations >= 2
+    assert replace(task, filtered=True).run() == replace(task.run(), cpu_s=ANY), "40 decisions refute nothing"
     sizes = Search(candidates=1, seeds=1, held_out_seeds=2)
     searched = TuningTask(windows=windows(), policy="gorgo", search=sizes).run()
     assert searched.generations == 2

@@ -181,7 +181,7 @@ def test_a_model_from_another_fleet_decides_from_the_first_request_and_is_never_
 
 def test_a_shadow_s_order_is_compared_with_the_measured_one_and_the_shadow_learns() -> None:
     by_priors, learned = (
-        LEARNING.task(f"random, shadow {name}", 0).run() for name in ("gorgo-ms", "predicted-latency")
+        LEARNING.task(f"random, shadow {name}", 0).run() for name in ("gorgo-residual", "predicted-latency")
     )
     assert learned.values["rho"] is not None
     assert (by_priors.values["rho"] or 0.0) > 0.3

@@ -50,6 +50,11 @@ MORE_COMMAND = (
 #: Random steps of CMA-ES alone, live on three fleets.
 STEPS_SEEDS = 5
 STEPS_COMMAND = f"python -m experiments --system tuner --only 'steps of cma' --seeds {STEPS_SEEDS} --jobs 1 --json"
+#: A log of decisions as the campaign's first filter, and what exploring costs.
+LOG_SEEDS = 3
+LOG_COMMAND = f"python -m experiments --system tuner --only 'log as filter' --seeds {LOG_SEEDS} --jobs 1 --json"
+_LOG_STATEMENT = re.compile(r"(.*), time scale [\d.]+: (\S+), with a log / without, (live blocks|p95 TTFT|p95 E2E)")
+_CHANCE_STATEMENT = re.compile(r"(.*), time scale [\d.]+: (\S+) with (.*), ([\d.]+)% by chance / none, p95 TTFT")
 _STEPS_STATEMENT = re.compile(r"(.*), time scale [\d.]+: (\S+), tuned live by (\S+) / defaults, p95 (TTFT|E2E)")
 #: Columns by the words of a statement.
 _SETS = {
@@ -90,6 +95,28 @@ def tuning_steps(results: Sequence[Any]) -> View:
     return View(
         tables=[Table(labels=("fleet, traffic", "algorithm"), rows=rows)],
         values={name: float(count) for name, count in counts.items()} | {"target": 0.9, "no worse": 1.01},
+    )
+
+
+def tuning_log(results: Sequence[Any]) -> View:
+    """Return a row per fleet: blocks and p95 with a log over those without; and a row per share of chance."""
+    (statements,) = results
+    fleets: dict[tuple[str, ...], dict[str, Cell]] = {}
+    chances: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for one in statements:
+        cell = [one["value"], one["low"], one["high"]]
+        if (found := _LOG_STATEMENT.fullmatch(one["text"])) is not None:
+            cells = fleets.setdefault((found[1], f"`{found[2]}`"), {})
+            cells[found[3]] = cell
+            if found[3] == "live blocks":
+                cells["blocks by seed"] = one["note"].replace(";", ",")
+        else:
+            chance = _CHANCE_STATEMENT.fullmatch(one["text"])
+            assert chance is not None, f"no statement about a log: {one['text']}"
+            chances[f"{float(chance[4]):g} %",] = {"p95 TTFT over that without": cell}
+    return View(
+        tables=[Table(labels=("fleet, traffic", "policy"), rows=fleets), Table(labels=("by chance",), rows=chances)],
+        values={"seeds": float(LOG_SEEDS)},
     )
 
 

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from gorgo.cli.diagnose import Gathered, gather_evidence
 from gorgo.cli.diagnosis import diagnose
+from tests.cli.diagnose.lab import gathered
 from tests.real.llama_server import LlamaServer
-
-#: No router runs there.
-NOWHERE = "http://127.0.0.1:9"
-
-
-def gathered(folder: Path, urls: dict[str, str], **more: Any) -> Gathered:
-    replicas = [{"name": name, "region": "here", "url": url, **more} for name, url in urls.items()]
-    file = {"proxy": {"region": "here"}, "regions": [{"name": "here"}], "replicas": replicas}
-    config = folder / "regions.yaml"
-    config.write_text(yaml.safe_dump(file))
-    return gather_evidence(config, url=NOWHERE, request_log=None, tuner_url=None)
 
 
 def test_healthy_servers_have_no_finding(llama_servers: tuple[LlamaServer, LlamaServer], tmp_path: Path) -> None:

@@ -36,15 +36,23 @@ def engine_process(folder: Path) -> Iterator[str]:
     """Its URL; stopped by SIGTERM at the end, its log is in `folder`."""
     config = folder / "engine.yaml"
     config.write_text(_REGIONS)
-    command = [sys.executable, "-m", "gorgo", "engine", "--replica", "engine", "--config", str(config), "--port", "0"]
-    with (folder / "engine.log").open("wb") as log:
+    with engine_of_file(config, "engine", "--port", "0") as url:
+        yield url
+
+
+@contextmanager
+def engine_of_file(config: Path, name: str, *more: str) -> Iterator[str]:
+    """The URL of a replica of a regions.yaml; its log is beside the file."""
+    command = [sys.executable, "-m", "gorgo", "engine", "--replica", name, "--config", str(config), *more]
+    path = config.with_name(f"{name}.log")
+    with path.open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
     try:
         readable, _, _ = select.select([process.stdout], [], [], _START_TIMEOUT_S)
         found = _LISTENING.search(process.stdout.readline()) if readable else None
         if found is None:
-            raise RuntimeError("gorgo engine did not start: " + (folder / "engine.log").read_text()[-2000:])
+            raise RuntimeError("gorgo engine did not start: " + path.read_text()[-2000:])
         yield found["url"]
     finally:
         process.send_signal(signal.SIGTERM)
@@ -112,6 +120,14 @@ def router_process(
         rows.append(f"  - {{{', '.join(entry)}}}")
     config = folder / "regions.yaml"
     config.write_text(_ROUTER_REGIONS.format(policy=policy, replicas="\n".join(rows)) + more)
+    with router_of_file(config) as router:
+        yield router
+
+
+@contextmanager
+def router_of_file(config: Path) -> Iterator[RouterProcess]:
+    """`gorgo serve` with a regions.yaml; its log is beside the file."""
+    folder = config.parent
     with (folder / "router.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "gorgo", "serve", "--config", str(config)],

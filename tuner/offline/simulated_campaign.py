@@ -17,6 +17,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.sim.simulation import Controller
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.policies.registry import make_policy
 from tuner.campaign.generation import Action, Freeze, Generation, PutWeights, RecordGeneration, RollBack, Stop, Wait
@@ -48,18 +49,22 @@ class CampaignDriver:
         New, or from its saved state.
     poll_s:
         Between two polls, in virtual seconds.
+    begin_s:
+        Of the campaign; traffic begins at 0.
 
     Weights are set whatever the policy's own box: the campaign has a box of its own.
     """
 
-    def __init__(self, campaign: Campaign, *, poll_s: float = POLL_S) -> None:
+    def __init__(self, campaign: Campaign, *, poll_s: float = POLL_S, begin_s: float = 0.0) -> None:
         self.campaign = campaign
         self.generations: list[Generation] = []
         self.stopped: str | None = None
         self.puts = 0
         self.rollbacks = 0
+        #: Blocks in which a candidate was in force.
+        self.candidate_blocks = 0
         self._poll_s = poll_s
-        self._next_s: float | None = 0.0
+        self._next_s: float | None = begin_s
 
     @property
     def next_s(self) -> float | None:
@@ -90,6 +95,7 @@ class CampaignDriver:
             match waiting.popleft():
                 case PutWeights() | RollBack() as order:
                     self.puts += 1
+                    self.candidate_blocks += dict(order.values) != {**self.campaign.start, **self.campaign.incumbent}
                     self.rollbacks += isinstance(order, RollBack)
                     specs = router.settings.policy.weight_specs
                     weights = router.settings.weights.changed(specs, order.values, allow_out_of_range=True)
@@ -121,6 +127,8 @@ class CampaignRun:
         Why the campaign ended before the window did; None if it did not.
     rollbacks:
         Immediate roll-backs.
+    candidate_blocks:
+        Blocks in which a candidate was in force; the incumbent has as many beside them.
     """
 
     generations: Sequence[Generation]
@@ -129,6 +137,7 @@ class CampaignRun:
     records: Sequence[SimRecord]
     stopped: str | None
     rollbacks: int
+    candidate_blocks: int
 
 
 def simulate_campaign(
@@ -141,7 +150,9 @@ def simulate_campaign(
     box: Mapping[str, tuple[float, float]] | None = None,
     budget: int = BUDGET,
     poll_s: float = POLL_S,
+    begin_s: float = 0.0,
     refutes: Refutes | None = None,
+    controllers: Sequence[Controller] = (),
 ) -> CampaignRun:
     """Tune along `job`, which has trace, policy, start weights (its defaults if None) and fleet.
 
@@ -153,10 +164,12 @@ def simulate_campaign(
         Of the campaign; the simulation's own is the job's.
     tune_lambda, box:
         As in `tuned_box`.
-    poll_s:
-        Between two polls of the campaign, virtual seconds.
+    poll_s, begin_s:
+        As of `CampaignDriver`.
     refutes:
         As of the campaign.
+    controllers:
+        Of the simulation, beside the campaign's.
 
     Raises `WeightsError` for a start outside the box, and what `run_once` does.
     """
@@ -168,8 +181,8 @@ def simulate_campaign(
     searcher = make_optimizer(optimizer or options.algorithm, moved, start, proposals, budget=budget)
     campaign = Campaign(moved, searcher, options, start=start, rng=coins)
     campaign.refutes = refutes
-    driver = CampaignDriver(campaign, poll_s=poll_s)
-    run = run_once(replace(job, weights=start, keep_requests=True), controllers=(driver,))
+    driver = CampaignDriver(campaign, poll_s=poll_s, begin_s=begin_s)
+    run = run_once(replace(job, weights=start, keep_requests=True), controllers=(*controllers, driver))
     final = {**driver.campaign.start, **driver.campaign.incumbent}
     return CampaignRun(
         generations=driver.generations,
@@ -178,4 +191,5 @@ def simulate_campaign(
         records=run.requests or (),
         stopped=driver.stopped,
         rollbacks=driver.rollbacks,
+        candidate_blocks=driver.candidate_blocks,
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -79,12 +78,6 @@ class PrefixMarks:
         """The hashes as numbers."""
         words: list[int] = np.frombuffer(self.hashes, dtype="<u8").tolist()
         return words
-
-    @cached_property
-    def spans(self) -> Sequence[tuple[int, int]]:
-        """Each hash and the blocks since the mark before it; the shallowest last, as the last to be evicted."""
-        blocks = [deeper - depth for depth, deeper in pairwise((0, *self.blocks))]
-        return list(zip(self.words, blocks, strict=True))[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from gorgo.lab.plan.settings import ClientGroup, Kind, PlanSettings
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
-from gorgo.lab.sim.records import SimRecord
+from gorgo.lab.sim.records import ClientRecord, SimRecord
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
 from gorgo.lab.simulate.compare import mean_interval
 from gorgo.lab.simulate.job import SimJob
@@ -326,7 +326,7 @@ def _met(records: Sequence[SimRecord], demand: Demand) -> Floats:
     )
 
 
-def meets(record: SimRecord, clients: ClientGroup) -> bool:
+def meets(record: ClientRecord, clients: ClientGroup) -> bool:
     """Return whether a request met the objective of its client, to which the answer takes a round trip more."""
     objective, rtt_s = clients.objective, clients.rtt_ms / 1e3
     assert objective is not None, "the settings have given each group one"
@@ -340,7 +340,7 @@ def meets(record: SimRecord, clients: ClientGroup) -> bool:
     return objective.tpot_ms is None or tpot_ms is None or tpot_ms <= objective.tpot_ms
 
 
-def _tpot_ms(record: SimRecord) -> float | None:
+def _tpot_ms(record: ClientRecord) -> float | None:
     if record.ttft_ms is None or record.e2e_s is None or (record.output_tokens or 0) < 2:
         return None
     return (1e3 * record.e2e_s - record.ttft_ms) / ((record.output_tokens or 0) - 1)

@@ -11,24 +11,31 @@ target; and fewer only if no recommendation of the last 5 minutes was higher.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from typing import Protocol
 
 import numpy as np
 
 from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome
 from gorgo.core.numeric import Floats
+from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.router import Router
 from gorgo.core.scaling import READ_AT_ONCE, ScalingLimits, ScalingSignal
+from gorgo.lab.sim.engine.driver import SimAttempt
 from gorgo.lab.sim.faults.injector import FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.network import TripDelays, random_table
+from gorgo.lab.sim.port import ReplicaPort
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.remote_replica import RemoteReplica
 from gorgo.lab.sim.simulation import Simulation
-from gorgo.lab.sim.workload import SimRequest
+from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
 from gorgo.policies.registry import make_policy
 
 #: Time between two samples of what engines do, s; an operator's monitoring is no faster.
@@ -38,6 +45,8 @@ HPA_PERIOD_S, HPA_TOLERANCE, HPA_WINDOW_S = 15.0, 0.1, 300.0
 #: Samples of the utilisation whose mean counts: a minute.
 UTILISATION_SAMPLES = 12
 DAY_S = 86_400.0
+#: Newest requests among which the hot beginnings are sought, as of `gorgo serve`.
+HOT_AMONG = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,64 @@ def queue_length(router: Router, fleet: FleetState) -> float:
     return float(router.queued + sum(model.queued for name in fleet.serving for model in fleet.engines[name].models))
 
 
+def hot_beginnings(feed: Sequence[SimRequest], now: float, *, wanted: int) -> list[bytes]:
+    """Return the blocks with which most requests of late begin, the most frequent first.
+
+    What two requests with the same first tokens have in common is their beginning, as in `gorgo serve`.
+    """
+    until = bisect_right(feed, now, key=lambda one: one.arrival_s)
+    recent = feed[max(0, until - HOT_AMONG) : until]
+    bodies: dict[int, list[bytes]] = {}
+    for one in recent:
+        blocks = bodies.setdefault(one.prefix_hash, [])
+        if len(blocks) < 2 and one.blocks not in blocks:
+            blocks.append(one.blocks)
+    counts = Counter(one.prefix_hash for one in recent)
+    pairs = (bodies[prefix_hash] for prefix_hash, _ in counts.most_common() if len(bodies[prefix_hash]) == 2)
+    return [shared for pair in pairs if (shared := _shared(*pair))][:wanted]
+
+
+def _shared(one: bytes, other: bytes) -> bytes:
+    """Return the blocks with which both begin."""
+    size = 0
+    while one[size : size + BLOCK_HASH_BYTES] == other[size : size + BLOCK_HASH_BYTES] != b"":
+        size += BLOCK_HASH_BYTES
+    return one[:size]
+
+
+class Warming:
+    """Sends one replica some beginnings, one after the other, each for one token; no router hears of it."""
+
+    def __init__(self, site: RemoteReplica, beginnings: Sequence[bytes]) -> None:
+        self._site, self._left = site, iter(list(beginnings))
+        self._trips = TripDelays(random_table(0), 0)
+        self._port: ReplicaPort = site.add_port(self, site.link, self._trips)
+        self._next()
+
+    def _next(self) -> None:
+        for number, blocks in enumerate(self._left):
+            tokens = len(blocks) // BLOCK_HASH_BYTES * BLOCK_TOKENS + 1
+            warm = SimAttempt(
+                f"warm-{number}", "", blocks, prompt_tokens=tokens, output_tokens=1, body_bytes=0, trips=self._trips
+            )
+            self._site.send(warm, self._port)
+            return
+
+    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:  # noqa: ARG002 - a receiver's signature
+        self._next()
+
+    def on_first_token(self, sending: SimAttempt) -> None: ...
+
+    def on_stalled(self, sending: SimAttempt) -> bool:  # noqa: ARG002 - a receiver's signature
+        return False
+
+    def on_connection(self, replica: str, connection: OpenConnection | None) -> None: ...
+
+    def on_probe(self, replica: str, rtt_s: float | None) -> None: ...
+
+    def on_sample(self, replica: str, sample: EngineSample | None) -> None: ...
+
+
 @dataclass(slots=True)
 class ElasticFleet:
     """The changes of one run's fleet, as a controller of its simulation.
@@ -162,12 +229,15 @@ class ElasticFleet:
         Replicas at the start.
     startup_s:
         From the wish for a replica to its first request.
+    beginnings:
+        Returns what a replica that joins is warmed with at a time.
     """
 
     rule: ScalingRule
     fleet: SimFleet
     first: int
     startup_s: float
+    beginnings: Callable[[float], Sequence[bytes]] = lambda _: ()
     injector: FaultInjector | None = None
     next_s: float | None = 0.0
     #: Replicas that are paid for, by the time from which on they were so many.
@@ -186,9 +256,11 @@ class ElasticFleet:
             self._serving = list(range(self.first))
             self._used |= set(self._serving)
         self.next_s = now + SAMPLE_S
-        changed = self._join(now) | self._leave(router, now)
-        if changed or not self.paid:
+        joined = self._join(now)
+        if self._leave() or joined or not self.paid:
             self._apply(router, now)
+        for name in joined:
+            Warming(self.injector.engines[name], self.beginnings(now))
         names = [self.fleet.replicas[each].name for each in self._serving]
         state = FleetState(names, len(self._starting), self.injector.engines)
         wanted = min(self.rule.wanted(router, state, now=now), len(self.fleet.replicas))
@@ -227,7 +299,7 @@ class ElasticFleet:
         for number in list(free)[: max(0, wanted - present)]:
             self._starting.append((now + self.startup_s, number))
 
-    def _join(self, now: float) -> bool:
+    def _join(self, now: float) -> Sequence[str]:
         due = [number for ready_s, number in self._starting if ready_s <= now]
         self._starting = [each for each in self._starting if each[1] not in due]
         assert self.injector is not None, "the run has given it one"
@@ -239,13 +311,14 @@ class ElasticFleet:
                 self.injector.revive(name)
             self._used.add(number)
             self._serving.append(number)
-        return bool(due)
+        return [self.fleet.replicas[number].name for number in due]
 
-    def _leave(self, router: Router, now: float) -> bool:
+    def _leave(self) -> bool:
         if not self._draining:
             return False
-        open_there = {view.name: view.in_flight_requests for view in router.view.snapshots(now=now)}
-        left = [each for each in self._draining if open_there.get(self.fleet.replicas[each].name, 0)]
+        assert self.injector is not None, "the run has given it one"
+        sites = self.injector.engines
+        left = [each for each in self._draining if sites[self.fleet.replicas[each].name].ports[0].open_attempts]
         changed = left != self._draining
         self._draining = left
         return changed
@@ -298,9 +371,12 @@ def run_elastic(
     limits: RouterLimits,
     policy: str = "gorgo-ms",
     seed: int = 0,
+    warm_prompts: int = 0,
 ) -> ElasticRun:
-    """Serve the feed with a fleet that follows `rule`."""
+    """Serve the feed with a fleet that follows `rule`; replicas that join are warmed with so many prompts."""
     elastic = ElasticFleet(rule, fleet, first, startup_s)
+    if warm_prompts:
+        elastic.beginnings = partial(hot_beginnings, feed, wanted=warm_prompts)
     simulation = Simulation(fleet, make_policy(policy), seed=seed, limits=limits, controllers=[elastic])
     elastic.injector = simulation.injector
     records = simulation.run(feed).records

@@ -8,11 +8,9 @@ from pathlib import Path
 from gorgo.core.policy.interface import Policy
 from gorgo.errors import TraceError
 from gorgo.lab.decisions import LoggedDecision, newest_decisions
-from gorgo.lab.whatif.judge import LEAST_DECISIONS, Chances, JudgedLog, Judgement, check_replayable
+from gorgo.lab.whatif.judge import LEAST_DECISIONS, Chances, JudgedLog, check_replayable
 from gorgo.policies.registry import make_policy
 
-#: As of the campaign's guard: one replica may take more of the requests only if their answers end earlier.
-MAX_SHARE = 0.8
 #: Newest decisions that are judged: more take seconds per candidate, in which the tuner does nothing else.
 MOST_DECISIONS = 20_000
 
@@ -55,8 +53,7 @@ class LogFilter:
         if self._log is None:
             return None
         log, own = self._log
-        judgement = log.judge(self._policy, offspring, reference=own)
-        return judgement.unpromising or _crowds(judgement, log, log.chances(self._policy, offspring), own)
+        return log.judge(self._policy, offspring, reference=own).unpromising
 
     def _logged(self, incumbent: Mapping[str, float]) -> tuple[JudgedLog, Chances] | None:
         """Return the decisions of an incumbent; `None` for too few."""
@@ -69,15 +66,3 @@ class LogFilter:
         except TraceError:
             return None
         return log, log.chances(self._policy, incumbent)
-
-
-def _crowds(judgement: Judgement, log: JudgedLog, ours: Chances, theirs: Chances) -> str | None:
-    """Return a reason if one replica takes more than its bound, and more than now, and nothing says that it pays."""
-    share, before = log.largest_share(ours), log.largest_share(theirs)
-    e2e = judgement.outcomes[-1].changes.get("dr")
-    if share <= max(MAX_SHARE, before) or (e2e is not None and e2e.change < 0.0):
-        return None
-    return (
-        f"the log refutes it: one replica would take {share:.1%} of the requests, {before:.1%} before, and nothing "
-        "says that answers end earlier"
-    )

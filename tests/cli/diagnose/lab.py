@@ -10,7 +10,7 @@ import re
 import resource
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import yaml
 
+from gorgo.cli.diagnose import Gathered, gather_evidence
 from gorgo.cli.diagnosis import FAULTS
 from gorgo.engines.kv_sources import read_sglang, read_vllm
 from tests.cli.diagnose.meddler import Faults, meddling, relaying
@@ -205,3 +206,16 @@ def usual_traffic(client: httpx.Client, _: httpx.Client) -> None:
     texts = [f"{WORDS} Question {number} of conversation {number % 5}." for number in range(24)]
     statuses = chats(client, texts, at_once=2)
     assert set(statuses) == {200}, statuses
+
+
+#: No router runs there.
+NOWHERE = "http://127.0.0.1:9"
+
+
+def gathered(folder: Path, urls: Mapping[str, str], **more: Any) -> Gathered:
+    """Return what `gorgo diagnose` sees of engines that run already, without a router before them."""
+    replicas = [{"name": name, "region": "here", "url": url, **more} for name, url in urls.items()]
+    file = {"proxy": {"region": "here"}, "regions": [{"name": "here"}], "replicas": replicas}
+    config = folder / "regions.yaml"
+    config.write_text(yaml.safe_dump(file))
+    return gather_evidence(config, url=NOWHERE, request_log=None, tuner_url=None)

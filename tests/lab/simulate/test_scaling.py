@@ -26,6 +26,7 @@ from gorgo.lab.simulate.scaling import (
     ScalingRule,
     Static,
     Utilisation,
+    hot_beginnings,
     queue_length,
     run_elastic,
     through_the_day,
@@ -61,9 +62,25 @@ def feed(rates: Sequence[float], *, each_s: float = 600.0, tokens: int = 5120) -
     return found
 
 
-def run(rule: ScalingRule, requests: Sequence[SimRequest], *, first: int = 1, policy: str = "gorgo-ms") -> ElasticRun:
+def run(
+    rule: ScalingRule,
+    requests: Sequence[SimRequest],
+    *,
+    first: int = 1,
+    policy: str = "gorgo-ms",
+    warm_prompts: int = 0,
+) -> ElasticRun:
     return run_elastic(
-        "rule", rule, fleet(6), requests, first=first, startup_s=STARTUP_S, ttft_s=4.0, limits=LIMITS, policy=policy
+        "rule",
+        rule,
+        fleet(6),
+        requests,
+        first=first,
+        startup_s=STARTUP_S,
+        ttft_s=4.0,
+        limits=LIMITS,
+        policy=policy,
+        warm_prompts=warm_prompts,
     )
 
 
@@ -101,6 +118,27 @@ def test_a_replica_that_is_not_wanted_any_more_ends_its_answers_and_comes_back_c
     }
     assert min(cached["eu-0"], default=0) > 0
     assert cached["eu-1"][0] == 0 < cached["eu-1"][1], "another process, with an empty cache"
+
+
+def test_hot_beginnings_are_what_two_requests_have_in_common_the_most_frequent_first() -> None:
+    one, *others = feed([0.5], each_s=60.0)
+    groups = [bytes([group]) * 24 for group in (1, 2)]
+    requests = [
+        replace(each, blocks=groups[number % 3 == 0] + each.blocks, prefix_hash=int(number % 3 == 0))
+        for number, each in enumerate([one, *others])
+    ]
+    assert hot_beginnings(requests, requests[-1].arrival_s, wanted=2) == groups
+    assert hot_beginnings(requests, requests[-1].arrival_s, wanted=1) == groups[:1]
+    assert hot_beginnings(requests, requests[0].arrival_s, wanted=2) == [], "one request alone has none in common"
+
+
+def test_a_warmed_replica_has_the_beginnings_in_its_cache_when_its_first_request_comes() -> None:
+    requests = [replace(each, blocks=b"systemic" * 5 + each.blocks[40:], prefix_hash=1) for each in feed([0.4])]
+    rule = {0.0: 1, 100.0: 2}
+    for warm_prompts, cached in ((0, 0), (1, 5 * 512)):
+        found = run(Wishes(rule), requests, policy="round-robin", warm_prompts=warm_prompts)
+        first = next(one for one in found.records if one.replica == "eu-1")
+        assert first.cached_tokens == cached
 
 
 def test_the_signal_serves_a_day_with_less_than_its_peak_needs() -> None:

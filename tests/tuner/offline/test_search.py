@@ -502,3 +502,13 @@ def test_a_simulated_sidecar_polls_each_second_for_a_thousand_samples() -> None:
 
 def test_the_first_poll_is_at_the_start() -> None:
     assert simulated_campaign.CampaignDriver(cast(Campaign, None)).next_s == 0.0
+
+
+def test_a_campaign_may_begin_later_and_counts_the_blocks_of_candidates() -> None:
+    short = {"block_s": 4.0, "rest_blocks": 0.0, "discard_s": 1.0, "min_block_samples": 3, "max_generations": 3}
+    options = CampaignOptions(**short, **QUICK)  # type: ignore[arg-type]
+    run = simulate_campaign(small_job(), options, begin_s=12.0)
+    assert run.generations[0].started_s == 12.0
+    assert run.candidate_blocks >= 1
+    refuted = simulate_campaign(small_job(), options, refutes=lambda *_: "no")
+    assert (refuted.candidate_blocks, refuted.stopped) == (0, "3 generations")

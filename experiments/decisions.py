@@ -27,7 +27,7 @@ class DecisionCollector:
         """Return when it begins to collect; None afterwards."""
         return self._next_s
 
-    def act(self, router: Router, now: float) -> None:
+    def act(self, router: Router, now: float) -> None:  # noqa: ARG002 - a controller's signature
         """Begin to collect."""
         router.settings.record_outcomes(self)
         self._next_s = None
