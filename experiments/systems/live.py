@@ -68,7 +68,7 @@ LAYOUT = FleetLayout(
     replicas={f"engine-{number}": "local" for number in range(ENGINES)},
     capacity={"prefill_tokens_per_s": round(_PROFILE.prefill_tokens_per_s)},
 )
-#: Until a router answers: LiteLLM loads for half a minute on a busy machine.
+#: Until engines and a router answer: LiteLLM loads for half a minute on a busy machine.
 READY_S = 120.0
 #: How long an engine that was killed is away.
 AWAY_S = 5.0
@@ -287,7 +287,7 @@ class Engines:
         port = self.urls[name].rpartition(":")[2]
         (self.config.parent / f"{name}.log").unlink()
         self.processes.start(name, ["engine", "--replica", name, "--config", str(self.config), "--port", port])
-        await asyncio.to_thread(self.processes.wait_for_line, name, "listening on")
+        await asyncio.to_thread(self.processes.wait_for_line, name, "listening on", timeout_s=READY_S)
 
 
 @contextmanager
@@ -295,7 +295,7 @@ def _engines(folder: Path, seed: int) -> Iterator[Engines]:
     config = folder / "engines.yaml"
     write_config(config, OURS, seed, LAYOUT, dict.fromkeys(LAYOUT.replicas, UNKNOWN_URL))
     with Processes(folder, {**os.environ, "PYTHONUNBUFFERED": "1"}) as processes:
-        yield Engines(processes, config, start_engines(processes, config, LAYOUT.replicas))
+        yield Engines(processes, config, start_engines(processes, config, LAYOUT.replicas, timeout_s=READY_S))
 
 
 def _wait_until_answering(url: str, router: str) -> None:

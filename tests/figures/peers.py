@@ -5,26 +5,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.systems import dynamo, live, perturbed
+from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.simulate import ORACLE
 from tests.documents import DOCS, tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.stored import read_stored, stored_names
-from tests.figures.written import write_table
+from tests.figures.written import markdown
 
 PAGE = DOCS / "peers.md"
 _TRACE = "--trace conversation_trace.jsonl.gz"
-_CLAIMS = "python -m experiments --system policies --only baselines --only published --only oracle --only rivals"
+_CLAIMS = "python -m experiments --system policies --only published --only oracle --only rivals"
 #: By the name of the figure.
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "perturbed": [f"python -m experiments --system perturbed --only all --seeds {seeds} --jobs 1" for seeds in (1,)],
+    "perturbed": ["python -m experiments --system perturbed --only all --seeds 1 --jobs 1"],
     "dynamo": [f"python -m experiments --system dynamo --only all --seeds 1 --jobs 1 {_TRACE}"],
-    "claims-queue": [f"{_CLAIMS} --queue {queue} --quick --jobs 1 {_TRACE}" for queue in ("off", "on")],
-    "live": ["python -m experiments --system live --only all --seeds 1 --jobs 1"],
+    "claims-queue": [f"{_CLAIMS} --queue {queue} --quick --jobs 1" for queue in ("off", "on")],
+    "live": ["python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1"],
 }
 BEST = "best rival at p95 TTFT"
 #: A ratio above this is a loss that is counted.
@@ -89,10 +91,8 @@ def by_queue(results: Sequence[Any]) -> View:
     values: dict[str, float] = {}
     for queue, lines in zip(("off", "on"), results, strict=True):
         for on, against, figure, ratio in _ratios(lines):
-            other = f"`{against}`" if against in (PAPER, ORACLE) else "the best baseline or rival"
+            other = f"`{against}`" if against in (PAPER, ORACLE) else "the best rival"
             label = (on.removesuffix(f", queue {queue}"), figure, other)
-            while f"queue {queue}" in rows.get(label, {}):  # of the baselines, then of the rivals
-                label = (*label[:2], "the best rival")
             rows.setdefault(label, {})[f"queue {queue}"] = ratio
         verdicts = [row for header, found in tables("\n".join(lines)) if header[1] == "of" for row in found]
         values[f"met, {queue}"] = float(sum(row[-1].startswith("pass") for row in verdicts))
@@ -131,11 +131,14 @@ VIEWS = {"perturbed": settings, "dynamo": simulators, "claims-queue": by_queue, 
 
 
 def main() -> None:
-    """Write every table of a stored result, each into the part that names it and the place of the table in its view."""
+    """Write every table of a stored result, each into the next part of the page that names it."""
+    text = PAGE.read_text()
     for name, view in VIEWS.items():
         if name in stored_names():
-            for table in view(read_stored(name).results).tables[:1]:
-                write_table(PAGE, name, table)
+            found = iter(view(read_stored(name).results).tables)
+            mark = re.compile(rf"(<!-- figures: {name} -->\n)(?:\|.*?)?(<!-- /figures -->)", re.DOTALL)
+            text = mark.sub(lambda part, found=found: part[1] + markdown(next(found)) + part[2], text)  # type: ignore[misc]
+    write_atomically(PAGE, text.encode(), mode=PUBLIC)
 
 
 if __name__ == "__main__":

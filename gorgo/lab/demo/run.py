@@ -284,11 +284,16 @@ def running_fleet(
         yield fleet
 
 
-def start_engines(processes: Processes, config: Path, names: Collection[str]) -> dict[str, str]:
-    """Start the simulated engines of these replicas of a configuration, wait for them, and return their URLs."""
+def start_engines(
+    processes: Processes, config: Path, names: Collection[str], *, timeout_s: float = READY_TIMEOUT_S
+) -> dict[str, str]:
+    """Start the simulated engines of these replicas of a configuration, wait for them, and return their URLs.
+
+    `timeout_s` is for as many as start at once.
+    """
     for name in names:
         processes.start(name, ["engine", "--replica", name, "--config", str(config), "--port", "0"])
-    ready_s = READY_TIMEOUT_S * max(1.0, (len(names) + 1) / STARTED_AT_ONCE)
+    ready_s = timeout_s * max(1.0, (len(names) + 1) / STARTED_AT_ONCE)
     listens = r"listening on (http://\S+)"
     return {name: processes.wait_for_line(name, listens, timeout_s=ready_s)[1] for name in names}
 
