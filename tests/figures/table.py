@@ -50,6 +50,8 @@ from tests.figures.learned_routers import (
     unbounded,
 )
 from tests.figures.marked import Cell, Rows, Table, View, numbers_of
+from tests.figures.peers import COMMANDS as PEER_COMMANDS
+from tests.figures.peers import VIEWS as PEER_VIEWS
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
@@ -554,6 +556,7 @@ FIGURES: Mapping[str, Figure] = {
     "plateau": Figure(["python -m experiments --system plateau --only plateau --seeds 3 --jobs 1"], _plateau),
     "engines": Figure([ENGINES], engines),
     **{name: Figure([command], tuner if name == "herd-tuner" else herd) for name, command in HERD_COMMANDS.items()},
+    **{name: Figure(PEER_COMMANDS[name], view) for name, view in PEER_VIEWS.items()},
     "fleet": Figure(["python -m experiments --system gorgo --only tables --seeds 3 --jobs 1 --json"], _fleet),
     "tuning": Figure([_TUNING], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
