@@ -20,7 +20,20 @@ from experiments.grid import Grid, SystemReport
 from experiments.pictures import write_pictures
 from experiments.published import WORDS, compared, page_of
 from experiments.runner import BACKENDS, Runner
-from experiments.systems import gorgo_paper, herd, llm_d, lodestar, policies, push_map, ranvier, several, tuner_claims
+from experiments.systems import (
+    dynamo,
+    gorgo_paper,
+    herd,
+    llm_d,
+    lodestar,
+    perturbed,
+    plateau,
+    policies,
+    push_map,
+    ranvier,
+    several,
+    tuner_claims,
+)
 from experiments.tables import TableSection, as_markdown
 from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.errors import GorgoError
@@ -29,7 +42,10 @@ from gorgo.lab.sim.engine.profiles import FLAGS, find_profile
 
 #: Systems with published figures, in the order of the comparison; and this project's own claims.
 PUBLISHED: Mapping[str, ModuleType] = {one.NAME: one for one in (gorgo_paper, lodestar, llm_d, push_map, ranvier)}
-SYSTEMS: Mapping[str, ModuleType] = {**PUBLISHED, **{one.NAME: one for one in (policies, herd, several, tuner_claims)}}
+SYSTEMS: Mapping[str, ModuleType] = {
+    **PUBLISHED,
+    **{one.NAME: one for one in (policies, herd, perturbed, plateau, dynamo, several, tuner_claims)},
+}
 HEADER = ("on", "figure", "published", "reproduced here", "ours", "verdict")
 #: Of `--quick`: a preview that takes two idle cores less than 15 minutes. Whole windows are cut to so many requests.
 QUICK_SEEDS, QUICK_REQUESTS = 1, 2_000
@@ -56,6 +72,8 @@ def _run(arguments: Sequence[str]) -> int:
         parser.error(f"--only {min(unknown)}: no such group; there are {there}")
     if not options.only and (own := [one.NAME for one in chosen if one.NAME not in PUBLISHED]):
         parser.error(f"--system {own[0]} has no published figures; choose its tables by --only {ALL} or a group")
+    if options.queue is not None and set(groups) != {policies.NAME}:
+        parser.error(f"--queue {options.queue}: choose --system {policies.NAME} alone; other rows say how they queue")
     if options.trace is not None and not options.trace.is_file():
         parser.error(f"--trace {options.trace}: no such file")
     if options.pictures:
@@ -67,6 +85,7 @@ def _run(arguments: Sequence[str]) -> int:
         counts=options.count or Grid(seeds=()).counts,
         first_requests=QUICK_REQUESTS if options.quick else None,
         pictures=options.pictures is not None,
+        queue=options.queue,
     )
     runner = Runner(options.out / "runs", n_jobs=options.jobs, backend=options.backend)
     if options.only:
@@ -150,6 +169,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="multiple of the requests of each run")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="Mooncake's conversation trace; default: no rows of it"
+    )
+    parser.add_argument(
+        "--queue",
+        choices=("on", "off"),
+        help=f"of --system {policies.NAME}: the queue of the proxy under every policy, or under none; default: under "
+        "those that predict, as `gorgo serve` has it",
     )
     parser.add_argument("--count", action="append", type=int, metavar="N", help="so many routers; repeatable")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")

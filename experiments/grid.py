@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.pictures import Picture
 from experiments.tables import TableSection
+from experiments.windows import Queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class Grid:
         Of whole windows only so many; None: all.
     pictures:
         Whether pictures are made.
+    queue:
+        Queue of the proxy under every policy or under none; None: as each row has it.
     """
 
     seeds: Sequence[int]
@@ -36,6 +39,7 @@ class Grid:
     counts: Sequence[int] = (2, 4, 8)
     first_requests: int | None = None
     pictures: bool = False
+    queue: Queue | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,9 +96,11 @@ def _weighted(policy: str, **weights: float) -> Variant:
 
 
 #: Values of tau in the sweep.
-TAUS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+TAUS = (0.2, 0.4, 0.5, 0.6, 0.8)
 #: Policies whose order of replicas is compared with the order of the measured first tokens.
-SHADOWS = ("gorgo-ms", "gorgo-residual", "lodestar", "predicted-latency")
+SHADOWS = ("gorgo-residual", "lodestar", "predicted-latency")
+#: Share of a run of 3,000 requests in which one model is trained.
+FIRST_MODEL = 0.4
 _UNBOUNDED = ("mooncake", "predicted-latency")
 #: Variants whose label is not a policy's name.
 VARIANTS: Mapping[str, Variant] = {
@@ -120,6 +122,13 @@ VARIANTS: Mapping[str, Variant] = {
     # Its published benchmark has these guards off.
     "lodestar, as in its benchmark": _weighted("lodestar", range_check=0.0, epsilon=0.0, k=0.0),
     "lodestar, near best 0.1": _weighted("lodestar", delta=0.1),
+    # Its first model has seen the heuristic's decisions alone: as it decides without guards, and as it watches.
+    "lodestar, first model alone": Variant(
+        policy="lodestar", weights=(("range_check", 0.0), ("epsilon", 0.0), ("k", 0.0)), trains_until=FIRST_MODEL
+    ),
+    "prefix-cache-and-load, shadow lodestar's first model": Variant(
+        policy="prefix-cache-and-load", shadow="lodestar", trains_until=FIRST_MODEL
+    ),
     "predicted-latency, no affinity gates": _weighted("predicted-latency", affinity_first=0.0, affinity=0.0),
     "predicted-latency, no load gate": _weighted("predicted-latency", max_penalty_s=0.0),
     "predicted-latency, no exploration": _weighted("predicted-latency", epsilon=0.0),

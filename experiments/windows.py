@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from time import thread_time
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import tuner
 from experiments.audit import ShortSightedPolicy
 from experiments.comparison import MEASURES
-from experiments.fleets import ExperimentFleet, paper_fleet
+from experiments.fleets import ExperimentFleet
+from experiments.rules import DynamoKv, RoundRobin
 from experiments.runner import Runs, run_key
 from experiments.simulated import TaskRun
 from experiments.tables import ClaimVerdict
@@ -22,28 +23,40 @@ from gorgo.core.policy.interface import Policy
 from gorgo.lab.datasets import Shape, generate_requests
 from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.results import ResultRow, load_text
-from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.compare import Figure, best_of_rows, geometric_mean, ratio_of
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.simulate.run import policy_of
 from gorgo.lab.traces import TraceFilters
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.simulated_campaign import simulate_campaign
 
+Queue = Literal["on", "off"]
 #: Learned by the GORGO paper's authors on April 5 from (0.5, 0.1), and held fixed on the held-out windows.
 LEARNED_WEIGHTS: Mapping[str, float] = {"w_rtt": 0.276, "w_queue": 0.5}
 LEARNED = "gorgo (0.276, 0.5)"
+#: The default policy with other weights, by their name in the tables: a third to twice as much of each, and of all.
+CHANGED: Mapping[str, tuple[str, Mapping[str, float]]] = {
+    f"{OURS}, " + ", ".join(f"{name} {value:g}" for name, value in weights.items()): (OURS, weights)
+    for weights in (
+        *({"lambda": value} for value in (0.1, 0.2, 0.3)),
+        *({"delta": value} for value in (12.5, 17.5, 35.0, 50.0)),
+        *({"eta": value} for value in (400.0, 560.0, 1120.0, 1600.0)),
+        {"lambda": 0.1, "delta": 12.5, "eta": 400.0},
+        {"lambda": 0.3, "delta": 50.0, "eta": 1600.0},
+    )
+}
 #: Policies with other weights than their defaults, by their name in the tables.
 WEIGHTED: Mapping[str, tuple[str, Mapping[str, float]]] = {
     LEARNED: (PAPER, LEARNED_WEIGHTS),
     "gorgo (0.23, 0)": (PAPER, {"w_rtt": 0.23, "w_queue": 0.0}),
     "gorgo (2, 0.104)": (PAPER, {"w_rtt": 2.0, "w_queue": 0.104}),
+    **CHANGED,
 }
 #: The paper's policy from its defaults on, while the published protocol tries weights from the first request: 672
 #: samples, which are a window of 128, then 17 hops of 32.
@@ -51,6 +64,12 @@ ONLINE = "gorgo, online"
 PROTOCOL: tuple[tuple[str, Any], ...] = (("max_generations", 17), ("mode", "paper"))
 #: The default policy without the two terms that price a placement's effect on later prompts.
 SHORT_SIGHTED = f"{OURS} without room and shared"
+#: Policies that no registry has, by their name in the tables.
+GIVEN: Mapping[str, Callable[[], Policy]] = {
+    SHORT_SIGHTED: lambda: cast(Policy, ShortSightedPolicy(policy_of(OURS))),
+    RoundRobin.name: RoundRobin,
+    DynamoKv.name: DynamoKv,
+}
 REGIONS = Path(__file__).parents[1] / "regions.yaml"
 #: What an online run depends on beside the simulator.
 _TUNER = Path(tuner.__file__ or "").parent
@@ -78,10 +97,12 @@ class Workload:
         Name of a fleet; None: that of regions.yaml.
     pool_share:
         Part of each KV pool of a named fleet that there is.
-    profile:
-        Engine of every replica of the GORGO paper's fleet, in place of `fleet`, with the Router's own limits.
+    world:
+        Of another fleet than a named one, with the Router's own limits.
     client_concurrency:
         As in `SimJob`.
+    queue:
+        Queue of the proxy under every policy or under none; None: under those that predict, as `gorgo serve` has it.
     seeds:
         Of the seeds of a check only the first so many; None: all.
 
@@ -100,16 +121,17 @@ class Workload:
     scenario: str = STEADY
     fleet: str | None = None
     pool_share: float = 1.0
-    profile: EngineProfile | None = None
+    world: SimFleet | None = None
     client_concurrency: int | None = None
+    queue: Queue | None = None
     seeds: int | None = None
 
     @property
     def label(self) -> str:
-        """Return the name with the load, the named fleet and, unless steady, the scenario."""
+        """Return the name with the load, the named fleet, unless steady the scenario, and the queue if it is given."""
         fleets = [] if self.fleet is None else [ExperimentFleet(name=self.fleet, pool_share=self.pool_share).title]
-        parts = [self.name, load_text(self.time_scale), *fleets]
-        return ", ".join(parts if self.scenario == STEADY else [*parts, self.scenario])
+        parts = [self.name, load_text(self.time_scale), *fleets, *([] if self.scenario == STEADY else [self.scenario])]
+        return ", ".join(parts if self.queue is None else [*parts, f"queue {self.queue}"])
 
     def at(self, time_scale: float) -> Workload:
         """Return the same at another load."""
@@ -131,7 +153,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTask:
-    """One policy on one workload; `policy` may be a key of `WEIGHTED`, `SHORT_SIGHTED` or `ONLINE`."""
+    """One policy on one workload; `policy` may be a key of `WEIGHTED` or `GIVEN`, or `ONLINE`."""
 
     workload: Workload
     policy: str
@@ -147,15 +169,17 @@ class PolicyTask:
         workload = self.workload
         if workload.shape is None:
             return self._job()
-        return replace(self._job(), feed=_drawn(workload.shape, self.seed, workload.filters))
+        return replace(self._job(), feed=drawn(workload.shape, self.seed, workload.filters))
 
     def _job(self) -> SimJob:
         workload = self.workload
-        named = {SHORT_SIGHTED: OURS, ONLINE: PAPER}.get(self.policy, self.policy)
+        named = OURS if self.policy in GIVEN else {ONLINE: PAPER}.get(self.policy, self.policy)
         policy, weights = WEIGHTED.get(named, (named, None))
         fleet, limits, (probe_s, scrape_s) = _regions()
-        if workload.profile is not None:
-            fleet, limits, (probe_s, scrape_s) = paper_fleet(workload.profile), None, (30.0, 30.0)
+        if workload.world is not None:
+            fleet, limits, (probe_s, scrape_s) = workload.world, None, (30.0, 30.0)
+        if workload.queue is not None:
+            limits = with_queue_for_all(limits or RouterLimits(), enabled=workload.queue == "on")
         return SimJob(
             trace=self.trace,
             policy=policy,
@@ -178,7 +202,7 @@ class PolicyTask:
         settings: list[object] = [replace(job, trace=""), *([] if shape is None else [shape])]
         if self.policy == ONLINE:
             return run_key(job.policy, [job.trace], [*settings, PROTOCOL], code=[_TUNER])
-        return run_key(job.policy, [job.trace], [*settings, *([self.policy] if self.policy == SHORT_SIGHTED else [])])
+        return run_key(job.policy, [job.trace], [*settings, *([self.policy] if self.policy in GIVEN else [])])
 
     def run(self) -> TaskRun:
         """Run the task in this process."""
@@ -186,8 +210,7 @@ class PolicyTask:
             began_s = thread_time()
             row = simulate_campaign(self.job(), CampaignOptions(**dict(PROTOCOL)), seed=self.seed).row
             return TaskRun(row=row, cpu_s=thread_time() - began_s)
-        policy = cast(Policy, ShortSightedPolicy(policy_of(OURS))) if self.policy == SHORT_SIGHTED else None
-        run = run_once(self.job(), policy=policy)
+        run = run_once(self.job(), policy=GIVEN[self.policy]() if self.policy in GIVEN else None)
         return TaskRun(row=run.row, cpu_s=run.cpu_s or 0.0)
 
 
@@ -198,7 +221,7 @@ def _part_of(fleet: str, pool_share: float) -> SimFleet:
 
 
 @lru_cache(maxsize=2)
-def _drawn(shape: Shape, seed: int, filters: TraceFilters) -> Sequence[SimRequest]:
+def drawn(shape: Shape, seed: int, filters: TraceFilters) -> Sequence[SimRequest]:
     """Return the requests of a shape that pass the filters, in its own blocks."""
     requests = generate_requests(replace(shape, seed=seed), block_tokens=shape.block_tokens)
     return tuple(feed_of(filters.apply(requests), block_tokens=shape.block_tokens))
@@ -248,8 +271,15 @@ class RatioTarget:
 
     def first(self, requests: int | None) -> RatioTarget:
         """Return the same with only so many requests of each workload."""
-        others_on = None if self.others_on is None else [one.first(requests) for one in self.others_on]
-        return replace(self, workloads=[one.first(requests) for one in self.workloads], others_on=others_on)
+        return self._on(lambda one: one.first(requests))
+
+    def queued(self, queue: Queue | None) -> RatioTarget:
+        """Return the same with the queue of the proxy under every policy or under none; None: as it is."""
+        return self if queue is None else self._on(lambda one: replace(one, queue=queue))
+
+    def _on(self, change: Callable[[Workload], Workload]) -> RatioTarget:
+        others_on = None if self.others_on is None else list(map(change, self.others_on))
+        return replace(self, workloads=list(map(change, self.workloads)), others_on=others_on)
 
     @property
     def pairs(self) -> Sequence[tuple[Workload, Workload]]:

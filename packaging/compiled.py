@@ -104,6 +104,7 @@ EXCLUDED = {
     "gorgo/live/upstream/transport.py": _AWAITS,
     "gorgo/proxy/exchange/exchange.py": _AWAITS,
     "gorgo/proxy/exchange/relay.py": _AWAITS,
+    "gorgo/proxy/exchange/response.py": _AWAITS,
     "gorgo/live/logs.py": _AWAITS,
     "gorgo/live/http/body.py": _GENERATOR,
     "gorgo/engines/kv_events.py": "structs that msgspec reads by their annotations",

@@ -140,7 +140,7 @@ def test_microseconds_go_to_the_system_call_or_to_the_innermost_code_of_a_stage(
     loop = "Loop__run (loop.c)"
     stacks = parse_stacks(
         [
-            f"{loop};send (gorgo/proxy/exchange/relay.py);write (libc.so.6) 4",
+            f"{loop};send (gorgo/proxy/exchange/response.py);write (libc.so.6) 4",
             f"{loop};serve (gorgo/proxy/server.py);feed (gorgo/core/stream.py);find (bytes.c) 3",
             f"{loop};serve (gorgo/proxy/server.py);choose (gorgo/core/router.py) 2",
             f"{loop} 1",

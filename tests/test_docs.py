@@ -247,7 +247,7 @@ def test_every_route_of_the_admin_listener_has_a_row() -> None:
 
 
 def test_every_response_header_has_a_row() -> None:
-    source = (ROOT / "gorgo/proxy/exchange/exchange.py").read_text()
+    source = (ROOT / "gorgo/proxy/exchange/response.py").read_text()
     documented = [code_docs(header)[0] for header, _ in items_after("Every response of a replica carries:")]
     assert set(documented) == set(re.findall(r'b"(x-[a-z-]+)"', source))
 

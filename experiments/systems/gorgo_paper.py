@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments.comparison import MEASURES, ratio_between
+from experiments.fleets import paper_fleet
 from experiments.grid import Grid, SystemReport
 from experiments.published import Claim, Published, Source
 from experiments.runner import Runner, Runs
@@ -194,8 +195,8 @@ def load_name(time_scale: float, *, surge: bool = False) -> str:
 
 def workload_of(table: PublishedTable, profile: EngineProfile, *, concurrency: int = CLIENT_CONCURRENCY) -> Workload:
     return Workload(
-        name=table.on, traces=(table.trace,), filters=FILTERS, time_scale=table.time_scale, profile=profile,
-        client_concurrency=concurrency,
+        name=table.on, traces=(table.trace,), filters=FILTERS, time_scale=table.time_scale,
+        world=paper_fleet(profile), client_concurrency=concurrency,
     )  # fmt: skip
 
 

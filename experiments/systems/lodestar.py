@@ -23,7 +23,7 @@ from gorgo.lab.datasets import GroupsShape, SharingShape, read_shape, shapes
 from gorgo.lab.datasets.prefix_shapes import Quantiles
 
 NAME, TITLE = "lodestar", "Lodestar"
-HEURISTIC, LODESTAR = "prefix-cache-and-load", "lodestar"
+HEURISTIC, LODESTAR, BENCHMARK = "prefix-cache-and-load", "lodestar", "lodestar, as in its benchmark"
 #: Requests of a run: a model is there before the measured half of them. Of a long run: half of Lodestar's shift.
 REQUESTS, LONG = 3000, 10_000
 #: Rate of Mooncake's conversation trace on 8 A30, 1/s: at three times that first tokens take minutes.
@@ -40,7 +40,7 @@ _SHIFT_RATES = (3.0, 6.5)
 #: What its bars have beside the heuristic: Mooncake, its Algorithm 2 and the fewest requests in flight.
 BARS = ("mooncake, bounded index", "tau 0.5", "least-request")
 #: Rates of its mixed GPUs, 1/s.
-MIXED_RATES = (10.0, 14.0, 18.0, 22.0)
+MIXED_RATES = (14.0, 22.0)
 
 
 def _source(place: str, row: str, column: str) -> Source:
@@ -155,8 +155,8 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
 def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
     return [
-        *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), *_filter(),
-        _longer(), _share_of_pools(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(),
+        *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), _filter(),
+        _longer(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(), _circular(),
     ]  # fmt: skip
 
 
@@ -179,13 +179,14 @@ def _against_heuristic(fleet: str, variants: Sequence[str]) -> Iterator[Comparis
 def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
     for fleet in SCALES:
         for number, traffic in enumerate(_traffic(fleet, conversation)):
-            first = number == 0
-            variants = (LODESTAR, GORGO_MS, RESIDUAL, *((RESIDUAL + QUEUEING, *BARS) if first else ()))
+            first, prefills = number == 0, traffic.output_tokens == 1
+            group = "lodestar" if first else "lodestar-prefill" if prefills else "lodestar-more"
+            ours = (RESIDUAL,) if prefills else (GORGO_MS, RESIDUAL)
+            variants = (LODESTAR, *ours, *((RESIDUAL + QUEUEING, *BARS) if first else ()))
             yield replace(
-                routers("lodestar" if first else "lodestar-more", fleet, traffic, HEURISTIC, variants,
-                        also=("oracle",) if first else ()),
+                routers(group, fleet, traffic, HEURISTIC, variants, also=("oracle",) if first else ()),
                 targets=tuple(_against_heuristic(fleet, variants)),
-            )  # fmt: skip
+            )
 
 
 def _published_shape() -> VariantComparison:
@@ -197,16 +198,23 @@ def _mixed_rates() -> Iterator[VariantComparison]:
     """Its rates on mixed GPUs, from a light load here to one at which queues grow."""
     for rate in MIXED_RATES:
         traffic = sharing(0.5, requests=REQUESTS, rate_per_s=rate)
-        yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, GORGO_MS, RESIDUAL), (MEAN, P99))
+        yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, RESIDUAL), (MEAN, P99))
+
+
+def _circular() -> VariantComparison:
+    """Its circular dependency: a model learns from decisions of the policy before it, and then changes them."""
+    heuristic = "prefix-cache-and-load, shadow lodestar's first model"
+    variants = ("lodestar, first model alone", BENCHMARK)
+    return routers("circular", EQUAL, sharing(0.5, requests=REQUESTS, rate_per_s=6.0), heuristic, variants, (MEAN, P99))
 
 
 def _long() -> Iterator[VariantComparison]:
-    """With ten models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
-    variants = (LODESTAR, "lodestar, as in its benchmark", GORGO_MS, RESIDUAL)
-    for fleet, rate, output_tokens in ((EQUAL, 6.0, None), (TWO_KINDS, 11.4, None), (EQUAL, 10.0, 1)):
+    """With more models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
+    variants = (LODESTAR, BENCHMARK)
+    for rate, output_tokens in ((6.0, None), (10.0, 1)):
         traffic = sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens)
-        found = routers("lodestar-long", fleet, traffic, HEURISTIC, variants, also=("oracle",))
-        yield replace(found, targets=tuple(_against_heuristic(fleet, variants)))
+        found = routers("lodestar-long", EQUAL, traffic, HEURISTIC, variants)
+        yield replace(found, targets=tuple(_against_heuristic(EQUAL, variants)))
 
 
 def _motivation() -> Iterator[VariantComparison]:
@@ -232,7 +240,7 @@ def _tau(conversation: str | None) -> Iterator[VariantComparison]:
 
 
 def _shift() -> VariantComparison:
-    variants = (LODESTAR, "lodestar, offline", RESIDUAL, GORGO_MS, HEURISTIC)
+    variants = (LODESTAR, "lodestar, offline", RESIDUAL, HEURISTIC)
     return routers("shift", EQUAL, more_sharing(), "lodestar, frozen", variants, (MEAN, P99))
 
 
@@ -248,33 +256,24 @@ def _pools() -> Iterator[VariantComparison]:
         yield routers("pools", EQUAL, more_sharing(), against, variants, (MEAN, P99), published)
 
 
-def _filter() -> Iterator[VariantComparison]:
-    """The second rate is the most that is served without a queue that grows: there KV pools are full, as published."""
+def _filter() -> VariantComparison:
+    """At the most that is served without a queue that grows: there KV pools are full, as published."""
     place = "ablation of the K-filter"
     published = {
         (LODESTAR, MEAN): Published.of("1.72", _source(place, "ToolAgent, 12 RPS", MEAN), "3209 ms over 1865 ms"),
         (LODESTAR, P99): Published.of("1.78", _source(place, "ToolAgent, 12 RPS", P99), "18686 ms over 10528 ms"),
     }
-    for rate in (3.0, 3.3):
-        traffic = shipped("toolagent-like", requests=REQUESTS, rate_per_s=rate)
-        variants = (LODESTAR, RESIDUAL, GORGO_MS)
-        yield routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", variants, (MEAN, P99), published)
+    traffic = shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.3)
+    return routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", (LODESTAR, RESIDUAL), (MEAN, P99), published)
 
 
 def _longer() -> VariantComparison:
     """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
-    guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
-    variants = (LODESTAR, RESIDUAL, GORGO_MS, *(f"lodestar, {guard}" for guard in guards),
-                *(f"gorgo-residual, {guard}" for guard in ("no range check", "no limit")))  # fmt: skip
+    guards = ("no range check", "no exploration", "no K-filter", "near best 0.1")
+    variants = (LODESTAR, RESIDUAL, *(f"lodestar, {guard}" for guard in guards))
     found = routers("guards", EQUAL, longer_prompts(), HEURISTIC, variants, (P99, MEAN))
     bounds: dict[tuple[str, str], Any] = {(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}
     return replace(found, targets=tuple(replace(one, **bounds.get((one.of, one.figure), {})) for one in found.targets))
-
-
-def _share_of_pools() -> VariantComparison:
-    """The share of each pool, in the table of means, beside that of full knowledge."""
-    traffic = sharing(0.5, requests=REQUESTS, rate_per_s=11.4)
-    return routers("oracle", TWO_KINDS, traffic, "oracle", (LODESTAR, RESIDUAL, GORGO_MS, HEURISTIC), (MEAN,))
 
 
 def _shadows() -> Iterator[VariantComparison]:

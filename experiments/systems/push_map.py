@@ -20,7 +20,7 @@ from experiments.runner import Runner, Runs
 from experiments.systems.policies import ENGINE_FILTERS, ENGINE_FLEETS, ENGINE_SHAPES
 from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
 from gorgo.lab.datasets import own_block_tokens
-from gorgo.lab.sim.faults.scenarios import BadReports, RouterRestart
+from gorgo.lab.sim.faults.kinds import BadReports, RouterRestart
 from gorgo.lab.sim.kv_events.path import PathFaults
 from gorgo.lab.simulate.compare import Ratio
 
@@ -44,7 +44,7 @@ LOST_S, CUT_S, RESTART_S = (60.0, 80.0), (110.0, 130.0), 160.0
 
 def comparisons() -> list[VariantComparison]:
     """Return every comparison."""
-    return [*_sources(), *_workloads(), _faults(), *_replicas()]
+    return [*_sources(), *_workloads(), _faults(), *_replicas(), *_sticky()]
 
 
 def _sources() -> Iterator[VariantComparison]:
@@ -111,6 +111,14 @@ def _replicas() -> Iterator[VariantComparison]:
         )
         fleet = ExperimentFleet(name=f"{count}xL40S", profile="1xL40S-Llama-3.1-8B", replicas=count)
         yield cached("replicas", fleet, traffic, (ROUND_ROBIN, *REPORTED), x=float(count))
+
+
+def _sticky() -> Iterator[VariantComparison]:
+    """Its policy, Algorithm 1: on many contexts of equal use, and where each request begins with the same prompt."""
+    fleet = ExperimentFleet(name="8xL40S", profile="1xL40S-Llama-3.1-8B", replicas=8)
+    for name, contexts, tokens in (("RAG, 128 contexts", 128, 10_000), ("one system prompt", 1, 2_000)):
+        traffic = ContextTraffic(name=name, contexts=contexts, context_tokens=tokens, requests=1_600, rate_per_s=5.6)
+        yield cached("sticky", fleet, traffic, (ROUND_ROBIN, STICKY, EVENTS))
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))

@@ -125,6 +125,7 @@ class Launch:
         from gorgo.live.workers.counts import SharedCounts, make_memory
         from gorgo.live.workers.link import WorkerStart
         from gorgo.live.workers.parent import Parent, ParentOptions, inheritable, own_command
+        from gorgo.live.workers.reports import reports_bytes
         from gorgo.live.workers.takeover import Inherited, offered
 
         proxy = started.config.proxy
@@ -142,7 +143,7 @@ class Launch:
             if offer is None:
                 log("takeover_not_offered", level=WARNING, admin=address_of(admin)[1])
             addresses = ServerAddresses(address_of(data), address_of(admin), tls=proxy.tls.cert is not None)
-            memory = make_memory(processes)
+            memory = make_memory(processes, more=reports_bytes(processes))
 
             def ready() -> None:
                 freeze_startup_objects()

@@ -41,10 +41,18 @@ def load_config(path: pathlib.Path) -> Config:
     return parse_config(read_text(path), source=str(path))
 
 
-def load_settings(path: pathlib.Path, model: type[T]) -> T:
-    """Read a YAML file with the keys of the dataclass `model`; raises `ConfigError`."""
+def load_settings(
+    path: pathlib.Path, model: type[T], *, further: Callable[[T], Iterable[tuple[Path, str, str]]] | None = None
+) -> T:
+    """Read a YAML file with the keys of the dataclass `model`; raises `ConfigError`.
+
+    `further` yields path, found and expected of what the types of the keys do not say.
+    """
     document = read_document(read_text(path, expected="a settings file"))
     settings = _typed(document, TypeAdapter(model), model)
+    if settings is not None and further is not None:
+        for key, found, expected in further(settings):
+            document.report(key, found, expected)
     if document.problems or settings is None:
         raise ConfigError(_message(str(path), document.problems))
     return settings

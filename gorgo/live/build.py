@@ -120,8 +120,11 @@ def build_live(
     if link is not None:
         router.quotas.shared = link.counts
         from gorgo.live.peer_store.local import LocalPeers
+        from gorgo.live.workers.reports import SharedReports
 
-        local_peers = LocalPeers(link, router, gateway, clock, key_id=fingerprinter.key_id, store=peer_store)
+        reports = SharedReports(link.start.counts, link.processes, own=link.number)
+        key_id = fingerprinter.key_id
+        local_peers = LocalPeers(link, reports, router, gateway, clock, key_id=key_id, store=peer_store)
         if peer_store is None:
             metrics.peers.read = local_peers.measures
     models = ServedModels(config)

@@ -116,7 +116,7 @@ class RouterGateway:
 
     __slots__ = (
         *("_clock", "_due_s", "_numbers", "_on_fleet_event", "_open", "_router", "_timer", "on_dispatch"),
-        "stale_connections",
+        *("before_decision", "stale_connections"),
     )
 
     def __init__(self, router: Router, clock: Clock, on_fleet_event: Callable[[FleetEvent], None]) -> None:
@@ -125,6 +125,8 @@ class RouterGateway:
         self._on_fleet_event = on_fleet_event
         #: Called with each dispatch, hedges included, after its reservation.
         self.on_dispatch: list[Callable[[Dispatch], None]] = []
+        #: Takes in what other workers have reported; `None` for a router of one process.
+        self.before_decision: Callable[[], None] | None = None
         #: Whose next connections have changed. They are reported before an event that may dispatch: of the two changes
         #: of a request most decisions read neither.
         self.stale_connections: list[Stale] = []
@@ -148,6 +150,8 @@ class RouterGateway:
         """Submit a request; return the action for it."""
         if self.stale_connections:
             self.refresh_connections()
+        if self.before_decision is not None:
+            self.before_decision()
         own, others = self._router.submit(request, now=self._clock())
         self.apply(others)
         self._report_dispatch(own)

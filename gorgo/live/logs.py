@@ -34,7 +34,6 @@ from gorgo.config.model import Config
 from gorgo.config.replica_advice import url_warnings
 from gorgo.core.latency.ttft import PARTS
 from gorgo.core.record import record
-from gorgo.engines.base import MissingReport
 from gorgo.errors import ConfigError
 
 LOGGER = logging.getLogger("gorgo")
@@ -196,14 +195,6 @@ def log_config_warnings(config: Config) -> None:
     """Log what is valid in the configuration and rarely meant, as `gorgo check` shows it."""
     for warning in url_warnings(config.replicas):
         log("config_warning", level=logging.WARNING, warning=warning)
-
-
-def log_missing(replica: str, missing: MissingReport | None) -> None:
-    """Log a report that a replica's engine does not make, if any."""
-    if missing is not None:
-        log(
-            "report_missing", level=logging.WARNING, replica=replica, report=missing.report.value, advice=missing.advice
-        )
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:

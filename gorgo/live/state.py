@@ -22,7 +22,6 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.limits import BufferBudget, RouterLimits
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.decision import CacheSourceStats
-from gorgo.core.messages.request import COMPLETED, Outcome
 from gorgo.core.policy.interface import scrape_interval_s
 from gorgo.core.prompt.fingerprint import Fingerprinter, PromptHeads
 from gorgo.core.router import Router
@@ -33,7 +32,7 @@ from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.http.body import UploadCounter
 from gorgo.live.http.tls import ServedTls, SharedTls
 from gorgo.live.kv_feed_stats import KvFeedStats
-from gorgo.live.logs import LineLog, log, log_missing
+from gorgo.live.logs import LineLog, log
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.live.policy_training import PolicyTraining
 from gorgo.live.prompt_tokens import PromptTokens
@@ -231,13 +230,6 @@ class Replicas:
         """Record which replica has a response that later requests may continue; `head` has its first bytes."""
         if self.targets.get(dispatch.replica) is target:
             self.stored_responses.record(head, dispatch.replica, client=client)
-
-    def check_usage(self, dispatch: Dispatch, target: Target, outcome: Outcome) -> None:
-        """Log once if the usage of a replica's answers lacks what its engine should report."""
-        if outcome.result is COMPLETED and outcome.prompt_tokens is not None:
-            estimated = dispatch.decision.estimated_cached_tokens
-            missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
-            log_missing(dispatch.replica, missing)
 
 
 @dataclass(slots=True, kw_only=True)

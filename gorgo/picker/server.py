@@ -8,6 +8,7 @@ because it stops, since Envoy can serve what is not refused.
 from __future__ import annotations
 
 import asyncio
+from binascii import a2b_base64
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -18,8 +19,19 @@ from gorgo.core.numeric import MAX_AMOUNT
 from gorgo.core.stream import Usage
 from gorgo.live.process import ProcessOptions, Ready, run_process
 from gorgo.picker.call import PickerCall
-from gorgo.picker.exchange.lifetime import LogEntry, PickerExchange
-from gorgo.picker.protocol.messages import LB, OWN, SERVED, TRIED, ProtocolError, ServedBy, read_tried, struct_text
+from gorgo.picker.exchange.lifetime import BODY_BYTES, LogEntry, PickerExchange
+from gorgo.picker.protocol.messages import (
+    BODY,
+    LB,
+    OWN,
+    SERVED,
+    TRIED,
+    USAGE,
+    ProtocolError,
+    ServedBy,
+    read_tried,
+    struct_text,
+)
 from gorgo.picker.protocol.protos import DecodeError, StreamAccessLogsMessage
 from gorgo.picker.state import PICKER, PickerState
 from gorgo.picker.transport.http2.server import Http2Server
@@ -34,8 +46,6 @@ from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
 
 #: Tag of an entry with the time from the request's first byte to the first of the answer's body, us.
 FIRST_BODY_TAG = "first_body_us"
-#: Namespace in which Envoy's reader of events leaves the usage, and its keys.
-_USAGE = "usage"
 #: Envoy's flags of failures that are the replica's or its network's, in the proxy's words, most telling first.
 _FAILURES = (
     ("upstream_connection_failure", "connect_failed"),
@@ -54,6 +64,8 @@ _DISCONNECTS = ("downstream_connection_termination", "downstream_remote_reset", 
 #: Details of an answer that broke off after its head.
 _BROKEN = "upstream_reset_after_response_started"
 _UPSTREAM = "via_upstream"
+#: Longest text of an answer: in base 64, three bytes have four characters.
+_BODY_CHARS = -(-BODY_BYTES // 3) * 4
 #: Longest time that a tag may say, us: an hour.
 _MAX_TAG_US = 3_600_000_000
 
@@ -114,6 +126,7 @@ def _read(exchange_id: str, common: Any, response: Any) -> LogEntry:
         failure=None if disconnected else failure,
         first_body_s=_first_body_s(common.custom_tags),
         usage=_usage(metadata),
+        body=_body(metadata),
         served=None if served is None else ServedBy(served, status, read_tried(struct_text(metadata, OWN, TRIED))),
         headers=tuple((name.encode(), value.encode()) for name, value in response.response_headers.items()),
         is_local=bool(details) and not details.startswith(_UPSTREAM),
@@ -127,9 +140,20 @@ def _first_body_s(tags: Any) -> float | None:
     return int(text) / 1e6
 
 
+def _body(metadata: Any) -> bytes | None:
+    """Return a short answer in one piece; `None` for any other."""
+    text = struct_text(metadata, USAGE, BODY)
+    if text is None or len(text) > _BODY_CHARS:
+        return None
+    try:
+        return a2b_base64(text, strict_mode=True)
+    except ValueError:
+        return None
+
+
 def _usage(metadata: Any) -> Usage | None:
     """Return the usage that Envoy has read of the answer; `None` without one."""
-    found = metadata.get(_USAGE)
+    found = metadata.get(USAGE)
     if found is None:
         return None
     fields = found.fields

@@ -26,7 +26,7 @@ import uvloop
 
 from gorgo.cli.launch import freeze_startup_objects
 from gorgo.live.state import LiveState
-from gorgo.proxy.exchange.relay import Passage
+from gorgo.proxy.exchange.response import ClientStream
 from gorgo.proxy.server import data_app
 from tests.bench.relay import engine, pair, targets
 from tests.bench.relay.measure import resident_bytes
@@ -76,7 +76,7 @@ class _Streams:
 
     async def end(self) -> None:
         running = [stream for target in self.state.replicas.targets.values() for stream in target.streams]
-        retained = sum(isinstance(stream, Passage) and stream.sent_stream is not None for stream in running)
+        retained = sum(isinstance(stream, ClientStream) and stream.owner is not None for stream in running)
         assert retained == self._retained, "each answer could go on, or none"
         await self.state.aclose()
 

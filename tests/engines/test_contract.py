@@ -9,8 +9,9 @@ import pytest
 
 from gorgo.config.values import BUILT_IN, engine_names
 from gorgo.core.messages.request import EngineSample
-from gorgo.engines.base import EngineDialect, Report, merged
+from gorgo.engines.base import EngineDialect, merged
 from gorgo.engines.registry import DIALECTS, dialect
+from gorgo.live.upstream.target import Report
 from tests.engines.scrapes import METRICS
 
 #: Those that other packages offer as well, where they are installed.

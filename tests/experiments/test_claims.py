@@ -43,7 +43,7 @@ from tests.figures.wording import plain
 from tuner.offline.search import RunScore
 
 #: Groups whose rows have tables of their own, or none yet.
-ELSEWHERE = ("engines", "partial-hits", "tail", "residual", "two-terms")
+ELSEWHERE = ("rivals", "engines", "partial-hits", "tail", "residual", "two-terms", "two-terms-hits", "two-terms-shapes")
 
 
 def test_every_target_names_what_there_is() -> None:
@@ -143,7 +143,7 @@ def test_wrong_priors_are_compared_with_right_ones_elsewhere() -> None:
 
 def test_the_conversation_trace_adds_its_rows_and_widens_the_means() -> None:
     without, with_it = all_targets(None), all_targets("conversation.jsonl")
-    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3 + 3 * 3
+    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3 + 2 * 3 + 4 * 3
     for targets, count in ((without, 4), (with_it, 7)):
         means = [target for target in targets if len(target.workloads) > 1]
         assert [len(target.workloads) for target in means] == [count] * 3
@@ -195,7 +195,7 @@ def test_the_tail_of_short_prompts_is_a_row() -> None:
 
 def test_the_learned_residual_is_compared_with_its_prior_wherever_something_is_claimed_of_that() -> None:
     targets = all_targets(None)
-    claimed = [one for one in targets if one.policy == "gorgo-ms" and one.group != "two-terms"]
+    claimed = [one for one in targets if one.policy == "gorgo-ms" and not one.group.startswith("two-terms")]
     ours = {one.label for target in claimed for one in target.workloads}
     found = [target for target in targets if target.group == "residual"]
     assert {(one.policy, tuple(one.others), one.at_most) for one in found} == {("gorgo-residual", ("gorgo-ms",), 1.02)}
@@ -208,9 +208,9 @@ def test_the_two_terms_that_look_ahead_are_compared_with_none_wherever_something
     None
 ):
     targets = all_targets("conversation.jsonl")
-    found = [target for target in targets if target.group == "two-terms"]
+    found = [target for target in targets if target.group.startswith("two-terms")]
     assert {(one.policy, tuple(one.others), one.figure, one.at_most) for one in found} == {
-        ("gorgo-ms", (SHORT_SIGHTED,), figure, 1.02) for figure in ("mean TTFT", "p95 TTFT", "p95 E2E")
+        ("gorgo-ms", (SHORT_SIGHTED,), figure, 1.02) for figure in ("mean TTFT", "p95 TTFT", "p99 TTFT", "p95 E2E")
     }
     labels = {target.workloads[0].label for target in found}
     assert {"ART-Chat-like, load 1.1", "ART-Chat-like, load 1.3"} < labels

@@ -118,6 +118,7 @@ def test_one_system_is_compared_alone_and_as_json(tmp_path: Path, capsys: pytest
             "there are routers: routers, processes, delay, replaced, overload, large",
         ),
         (["--system", "policies"], "--system policies has no published figures; choose its tables by --only"),
+        (["--system", "herd", "--only", "herd", "--queue", "on"], "--queue on: choose --system policies alone"),
         (["--trace", "nowhere.jsonl"], "--trace nowhere.jsonl: no such file"),
         (["--system", "nobody"], "invalid choice: 'nobody'"),
     ],
@@ -140,7 +141,7 @@ def test_an_error_of_a_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
 def test_no_group_is_in_two_published_systems() -> None:
     groups = [name for system in PUBLISHED.values() for name in system.GROUPS]
     assert len(groups) == len(set(groups))
-    assert list(SYSTEMS) == [*PUBLISHED, "policies", "herd", "routers", "tuner"]
+    assert list(SYSTEMS) == [*PUBLISHED, "policies", "herd", "perturbed", "plateau", "dynamo", "routers", "tuner"]
 
 
 def test_make_compare_runs_this_command() -> None:
@@ -378,7 +379,7 @@ def test_bars_are_means_over_seeds_per_traffic_with_the_least_and_the_most_seed(
     assert list(points(mean, "lodestar")) == [("50% shared, 6/s", 1050.0, 1000.0, 1100.0)]
     assert list(points(p99, "gorgo-ms")) == [("50% shared, 6/s", 3150.0, 3000.0, 3300.0)]
     more = found["lodestar-more-7xL20-8xA30"].panels[0]
-    assert len(more.curves["prefix-cache-and-load"]) == 8
+    assert len(more.curves["prefix-cache-and-load"]) == 7
 
 
 def test_the_shift_is_shown_over_time_and_what_predicts_nothing_has_no_curve_of_errors() -> None:

@@ -41,9 +41,11 @@ START_AT = {"rate": 10.0, "share": 0.8}
 
 def as_fast_as_its_prefill(task: PolicyTask) -> TaskRun:
     """Exactly the measured figures at 16,000 tokens/s, but twice those of April 6."""
-    assert task.workload.profile is not None
+    assert task.workload.world is not None
     window = next(one for one in WINDOWS if one.trace == task.trace)
-    slow = 16_000 / task.workload.profile.prefill_tokens_per_s * (2.0 if window.on == "April 6" else 1.0)
+    slow = (
+        16_000 / task.workload.world.replicas[0].profile.prefill_tokens_per_s * (2.0 if window.on == "April 6" else 1.0)
+    )
     values = [slow * value for value in window.stats[task.job().policy]]
     ttft, e2e = Spread(1.0, *values[:3]), Spread(1.0, *values[3:6])
     return TaskRun(row=replace(row(), ttft_ms=ttft, e2e_s=e2e, tpot_ms=Spread(p50=values[6])), cpu_s=0.0)

@@ -15,6 +15,7 @@ import pytest
 from experiments import command
 from experiments.command import PUBLISHED
 from experiments.fit import BASE
+from experiments.fleets import paper_fleet
 from experiments.grid import Grid
 from experiments.published import DOCUMENTS, WORDS, Claim, Published, Source, compared, page_of, verdict_on
 from experiments.runner import Runner
@@ -378,7 +379,7 @@ def test_the_load_sweep_has_both_figures_of_every_policy_and_load(tables: dict[s
 def test_the_runs_are_those_of_the_tables_each_once() -> None:
     tasks = {task for seed in range(2) for _, task in named_tasks(PROFILE, H100, seed)}
     assert len({task.key() for task in tasks}) == 2 * RUNS
-    assert {task.workload.profile for task in tasks if task.trace == "wildchat-like"} == {H100}
+    assert {task.workload.world for task in tasks if task.trace == "wildchat-like"} == {paper_fleet(H100)}
 
 
 @pytest.mark.usefixtures("made_up")
@@ -436,7 +437,11 @@ def test_april_5_and_a_row_of_wildchat_are_run_online_as_in_the_paper() -> None:
 
 def test_an_online_run_tries_weights_and_has_a_key_of_its_own() -> None:
     workload = Workload(
-        name="short", traces=("art-chat-apr5",), filters=TraceFilters(limit=600), profile=PROFILE, client_concurrency=64
+        name="short",
+        traces=("art-chat-apr5",),
+        filters=TraceFilters(limit=600),
+        world=paper_fleet(PROFILE),
+        client_concurrency=64,
     )
     online, fixed = PolicyTask(workload, ONLINE, 0), PolicyTask(workload, "gorgo", 0)
     assert online.job() == fixed.job()

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import variants
 from experiments.comparison import MEASURES
+from experiments.fleets import paper_fleet
 from experiments.grid import Grid
 from experiments.learned import claims_of, routers
 from experiments.published import Published, Source
@@ -180,7 +181,7 @@ def test_a_model_from_another_fleet_decides_from_the_first_request_and_is_never_
 
 def test_a_shadow_s_order_is_compared_with_the_measured_one_and_the_shadow_learns() -> None:
     by_priors, learned = (
-        LEARNING.task(f"random, shadow {name}", 0).run() for name in ("gorgo-ms", "predicted-latency")
+        LEARNING.task(f"random, shadow {name}", 0).run() for name in ("gorgo-residual", "predicted-latency")
     )
     assert learned.values["rho"] is not None
     assert (by_priors.values["rho"] or 0.0) > 0.3
@@ -352,9 +353,9 @@ def test_a_job_has_the_fleet_of_regions_yaml_and_a_named_one_where_the_workload_
     assert PolicyTask(WINDOW.on("h100"), "random", 0).job().fleet == find_fleet("h100")
 
 
-def test_a_workload_with_a_profile_runs_on_the_paper_s_fleet_of_it() -> None:
+def test_a_workload_with_a_fleet_of_its_own_has_the_router_s_own_limits() -> None:
     profile = find_profile(QWEN_L40S)
-    job = PolicyTask(replace(WINDOW, profile=profile, client_concurrency=64), "random", 0).job()
+    job = PolicyTask(replace(WINDOW, world=paper_fleet(profile), client_concurrency=64), "random", 0).job()
     assert {replica.profile for replica in job.fleet.replicas} == {profile}
     assert (job.limits, job.client_concurrency) == (None, 64)
 

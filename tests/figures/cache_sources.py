@@ -18,6 +18,8 @@ COMMANDS = ["python -m experiments --system push-map --only sources --seeds 10"]
 #: Groups stored by themselves: other code made them than the sources side by side.
 GROUPS = {"faults": "push-map", "override": "ranvier", "replicas": "push-map", "depths": "ranvier"}
 SCENARIOS = [f"python -m experiments --system {system} --only {name} --seeds 3" for name, system in GROUPS.items()]
+#: The policy of the push-based cache map.
+STICKY = ["python -m experiments --system push-map --only sticky --seeds 3"]
 #: Every shape with and without events, stored by itself: minutes.
 WORKLOADS = "python -m experiments --system push-map --only workloads --seeds 10"
 #: First columns of the page, and the figures that each cell of such a table has.

@@ -19,7 +19,7 @@ from tests.documents import tables
 from tests.figures.attacks import BEFORE, attacks, attacks_of_seams, fast_failures
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
-from tests.figures.cache_sources import ENGINES, SCENARIOS, WORKLOADS, cache_sources, engines
+from tests.figures.cache_sources import ENGINES, SCENARIOS, STICKY, WORKLOADS, cache_sources, engines
 from tests.figures.comparison import BURST_COMMANDS, burst, comparison
 from tests.figures.comparison import COMMANDS as COMPARISON
 from tests.figures.herd import COMMANDS as HERD_COMMANDS
@@ -27,6 +27,7 @@ from tests.figures.herd import herd, tuner
 from tests.figures.learned_routers import (
     ABLATIONS,
     ACCURACY,
+    CIRCULAR,
     GATES,
     GROUPS,
     K_FILTER,
@@ -37,11 +38,15 @@ from tests.figures.learned_routers import (
     MORE,
     MOTIVATION,
     POOLS,
+    PREFILL,
+    RATES,
     SCRAPES,
     SHADOWS,
+    SHAPE,
     TAU,
     commands,
     learned_routers,
+    unbounded,
 )
 from tests.figures.marked import Cell, Rows, Table, View, numbers_of
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
@@ -268,11 +273,23 @@ def _partial_hits(results: Sequence[Any]) -> View:
 
 def _residual(results: Sequence[Any]) -> View:
     """A row per workload: the ratio of each figure, without its interval."""
+    return _ratios(results, numbers=1)
+
+
+def _two_terms(results: Sequence[Any]) -> View:
+    """A row per workload: the ratio of each figure with its interval."""
+    return _ratios(results, numbers=3)
+
+
+def _ratios(results: Sequence[Any], *, numbers: int) -> View:
     found = _claims(results)
     rows: dict[tuple[str, ...], dict[str, Cell]] = {}
     for (on, *_, figure), row in found.tables[0].rows.items():
-        rows.setdefault((on,), {})[figure] = float(numbers_of(str(row[_RATIO]))[0])
-    return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=found.values)
+        cell = [float(number) for number in numbers_of(str(row[_RATIO]))][:numbers]
+        rows.setdefault((on,), {})[figure] = cell if numbers > 1 else cell[0]
+    missed = sum(row[CLAIMS["met"]] == "missed" for row in found.tables[0].rows.values())
+    values = {**found.values, "missed by the whole interval": float(missed)}
+    return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=values)
 
 
 def _coded(label: Sequence[str]) -> tuple[str, ...]:
@@ -537,20 +554,25 @@ FIGURES: Mapping[str, Figure] = {
     "learned-routers": Figure(commands(GROUPS), learned_routers),
     "learned-routers-motivation": Figure(commands(MOTIVATION), learned_routers),
     "learned-routers-lodestar": Figure(commands(LODESTAR), learned_routers),
-    "learned-routers-ablations": Figure(commands(ABLATIONS), learned_routers),
-    "learned-routers-k-filter": Figure(commands(K_FILTER), learned_routers),
-    "learned-routers-long": Figure(commands(LONG), learned_routers),
-    "learned-routers-pools": Figure(commands(POOLS), learned_routers),
-    "learned-routers-tau": Figure(commands(TAU), learned_routers),
+    "learned-routers-ablations": Figure(commands(ABLATIONS), unbounded),
+    "learned-routers-k-filter": Figure(commands(K_FILTER), unbounded),
+    "learned-routers-long": Figure(commands(LONG), unbounded),
+    "learned-routers-prefill": Figure(commands(PREFILL), learned_routers),
+    "learned-routers-shape": Figure(commands(SHAPE), learned_routers),
+    "learned-routers-rates": Figure(commands(RATES), learned_routers),
+    "learned-routers-circular": Figure(commands(CIRCULAR), learned_routers),
+    "learned-routers-pools": Figure(commands(POOLS), unbounded),
+    "learned-routers-tau": Figure(commands(TAU), unbounded),
     "learned-routers-accuracy": Figure(commands(ACCURACY), learned_routers),
-    "learned-routers-scrapes": Figure(commands(SCRAPES), learned_routers),
+    "learned-routers-scrapes": Figure(commands(SCRAPES), unbounded),
     "learned-routers-gates": Figure(commands(GATES), learned_routers),
-    "learned-routers-shadows": Figure(commands(SHADOWS), learned_routers),
+    "learned-routers-shadows": Figure(commands(SHADOWS), unbounded),
     "learned-routers-later": Figure(commands(LATER), learned_routers),
     "learned-routers-ladders": Figure(commands(LADDERS), learned_routers),
-    "learned-routers-more": Figure(commands(MORE), learned_routers),
+    "learned-routers-more": Figure(commands(MORE), unbounded),
     "cache-sources": Figure(CACHE_SOURCES, cache_sources),
     "cache-scenarios": Figure(SCENARIOS, cache_sources),
+    "cache-sticky": Figure(STICKY, cache_sources),
     "cache-workloads": Figure([WORKLOADS], cache_sources),
     "several-routers": Figure(SEVERAL_ROUTERS, several_routers),
     "large-fleets": Figure(["python -m tests.bench large_fleets"], _printed),
@@ -592,7 +614,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     ),
     "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
-    "lodestar-index": NotStored("of an audit, in a script", "255eb35"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
     "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
@@ -604,10 +625,9 @@ NOT_STORED: Mapping[str, NotStored] = {
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
-    "sticky": NotStored("a policy without a group of its own: rows of a script", "255eb35"),
-    "whole-prompt": NotStored("a router that exists in no release, in a script", "255eb35"),
     "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
     "hacked-engines": NotStored("one seed, and engines that only a script makes", "b37876b"),
+    "hacked-vllm": NotStored("live vLLM on a CPU, in a script", "89ed511"),
     "relay-plain": NotStored(
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
     ),
@@ -634,10 +654,11 @@ NOT_STORED: Mapping[str, NotStored] = {
     "herd-live": NotStored("live processes in wall time, and a policy without two of its terms", "08c66ea"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
     "two-terms-cost": NotStored(
-        "processor time of two versions in turns, which no command compares", "5a934c4, b1fe878"
+        "processor time of two versions in turns, which no command compares", "255eb35, aae3292"
     ),
     "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
     "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),
+    "queue-at-full-load": NotStored("the queue of the proxy under every policy and under none, in a script", "89ed511"),
     "less-ttft": NotStored("two seeds for each of five factors on two weights", "9651bf3"),
     "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),
     "no-harm": NotStored("five seeds of a group of which `tuning` stores two", "c66f0b9"),

@@ -29,6 +29,7 @@ LEARNED_ROUTERS = {
     "MAPE %": "error of TTFT predictions, %",
     "rho": "rank correlation",
     "hit %": "cached tokens found, %",
+    "model TTFT off, %": "mean error of TTFT, %",
     "median, %": "median error of TTFT, %",
     "model TPOT off, %": "mean error of TPOT, %",
     "TPOT median, %": "median error of TPOT, %",

@@ -310,7 +310,7 @@ REFUSING = (
 REFUSING_TOO = (
     "proxy/server.py",
     "proxy/exchange/exchange.py",
-    "proxy/exchange/exchange.py",
+    "proxy/exchange/response.py",
     "live/request/parse.py",
     "live/request/parse.py",
     "live/request/record.py",

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from gorgo.core.limits import BufferBudget
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout
 from gorgo.live.http.headers import EncodedHeaders
-from gorgo.proxy.exchange.relay import Passage, ResponseWriter
+from gorgo.proxy.exchange.passage import Passage
+from gorgo.proxy.exchange.response import ResponseWriter
 
 # --- Passages of responses outside of an exchange.
 

@@ -73,7 +73,7 @@ def replicas_stay_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("answer_broken", "attempt_failed"):
         monkeypatch.setattr(OutlierDetector, name, lambda *_, **__: None)
     # On a busy machine the engines are late to count, and the counts are compared.
-    monkeypatch.setattr("gorgo.proxy.exchange.exchange.TOKENIZE_TIMEOUT_S", 20.0)
+    monkeypatch.setattr("gorgo.proxy.exchange.answer.TOKENIZE_TIMEOUT_S", 20.0)
 
 
 @asynccontextmanager

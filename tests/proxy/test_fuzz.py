@@ -51,7 +51,8 @@ from gorgo.live.served_models import ServedModels
 from gorgo.live.state import Routing
 from gorgo.live.stored_responses import StoredResponses
 from gorgo.live.upstream.client import UpstreamError
-from gorgo.proxy.exchange.relay import ResponseWriter, relay
+from gorgo.proxy.exchange.relay import relay
+from gorgo.proxy.exchange.response import ResponseWriter
 from tests.proxy.conftest import QUIET, Start, config_for
 from tests.proxy.fakes import DONE, ROLE, USAGE, answer, chat, delta
 from tests.proxy.integrity.engines import lying, says

@@ -18,7 +18,7 @@ from gorgo.live.http.errors import Message
 from gorgo.live.listener.connection.cycle import ClientTransport, RequestCycle
 from gorgo.live.listener.connection.reader import read_head
 from gorgo.live.listener.heads import HeadLimits
-from gorgo.proxy.exchange.relay import TryWrite, direct_write, no_direct_write
+from gorgo.proxy.exchange.response import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import QUIET, Start, until
 from tests.proxy.fakes import DONE, REPLICA, ROLE, Script, answer, chat, delta, hang, stream
 from tests.proxy.integrity.engines import Speaker, lying, says

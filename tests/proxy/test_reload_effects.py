@@ -26,6 +26,7 @@ from tests.documents import DOCS, code, rows_of, section
 from tests.live.tokens.files import model_folder, needs_tokenizers
 from tests.proxy.authority import Authority, engine, needs_openssl
 from tests.proxy.conftest import Start, until
+from tests.proxy.exchange.test_continuation import text_of as words_of
 from tests.proxy.fakes import DONE, REPLICA, FakeReplica, chat, delta
 from tests.proxy.followed import Followed, follow, regions
 from tests.proxy.looks import (
@@ -513,15 +514,21 @@ RAMP_S = 0.01
 #: Of the last requests and versions, up to a bound that is not reached here; and series of replicas in the fleet, which
 #: depend on who got traffic last.
 BOUNDED = {"Sample", "Decision", "TtftEstimate", "WeightsChange", "Counter", "Histogram"}
-WORDS = [delta("one"), delta("two"), delta("three"), DONE]
+WORDS = ["one", "two", "three"]
 
 
-async def in_pieces(request: web.Request, _: bytes) -> web.StreamResponse:
-    """A stream that spans several turns of the loop, so that reloads fall into it."""
+async def in_pieces(request: web.Request, body: bytes) -> web.StreamResponse:
+    """A stream that spans several turns of the loop, so that reloads fall into it.
+
+    A replica that leaves has its streams moved: the one that goes on is asked for what the client lacks.
+    """
+    asked = json.loads(body)
+    before = asked["messages"][-1]["content"] if asked.get("continue_final_message") else ""
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
-    for word in WORDS:
-        await response.write(word)
+    rest = [word for at, word in enumerate(WORDS) if len("".join(WORDS[: at + 1])) > len(before)]
+    for event in (*map(delta, rest), DONE):
+        await response.write(event)
         await asyncio.sleep(0.001)
     request.app[REPLICA].seen.clear()  # the test's own memory must not grow either
     return response
@@ -544,7 +551,8 @@ class Replay:
             text = f"session {number} {turn % 7} " * 100
             body = chat(stream=True, messages=[{"role": "user", "content": text}])
             response = await self.followed.fleet.client.post(CHAT, content=body)
-            if response.status_code != 200 or response.content != b"".join(WORDS):
+            told = words_of(response.content), response.content.count(DONE), response.content.endswith(DONE)
+            if response.status_code != 200 or told != ("".join(WORDS), 1, True):
                 self.wrong.append(f"{response.status_code} {response.text}")
             self.served += 1
 

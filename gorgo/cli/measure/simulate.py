@@ -40,7 +40,9 @@ def simulate(
     load: options.Loads = None,
     time_scale: options.TimeScales = None,
     seeds: options.Seeds = 1,
-    scenario: Annotated[str, typer.Option(metavar="NAME", help="Scenario of faults or changes, by name.")] = "steady",
+    scenario: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Scenario of faults or changes: a name, or a file *.yaml.")
+    ] = "steady",
     shadow: Annotated[
         str | None,
         typer.Option(
@@ -242,11 +244,14 @@ def _weights(
 
 
 def scenarios(as_json: options.Json = False) -> None:
-    """List the scenarios of `gorgo simulate --scenario`."""
-    from gorgo.lab.sim.faults.scenarios import SCENARIOS
+    """List the scenarios of `gorgo simulate --scenario`.
+
+    With --json, each as a file that `--scenario` reads.
+    """
+    from gorgo.lab.sim.faults.scenarios import SCENARIOS, as_document
 
     if as_json:
-        options.print_json([{"name": one.name, "description": one.description} for one in SCENARIOS.values()])
+        options.print_json([as_document(one) for one in SCENARIOS.values()])
         return
     typer.echo(table(["scenario", "what happens"], [[one.name, one.description] for one in SCENARIOS.values()]))
 

@@ -13,16 +13,16 @@ and the time at which the own head is late. While the own queue is not empty, it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.fleet.replica import Columns
-from gorgo.core.numeric import Floats
+from gorgo.core.numeric import FEW, Floats
 
 #: Silence after which a router's load counts no longer, s: twenty reports, or one restart of a store's client.
 FADE_S = 2.0
@@ -54,11 +54,20 @@ class _Peer:
     #: Its cells, slot after slot, and where they are among the sums.
     cells: Floats
     places: NDArray[np.intp]
+    #: Where requests of it wait for a first token.
+    waiting: NDArray[np.intp]
     heard_s: float
 
     @classmethod
-    def of(cls, slots: NDArray[np.intp], cells: Floats, *, now: float) -> _Peer:
-        return cls(slots, cells.ravel(), (slots[:, None] * len(CELLS) + _CELLS_OF_A_SLOT).ravel(), now)
+    def of(cls, slots: NDArray[np.intp], cells: Floats, before: _Peer | None, *, now: float) -> _Peer:
+        """Return the cells of a report; `before` is what they replace."""
+        if before is not None and before.slots.tobytes() == slots.tobytes():
+            places = before.places
+        else:
+            places = (slots[:, None] * len(CELLS) + _CELLS_OF_A_SLOT).ravel()
+        cells = cells.ravel()
+        waiting = slots[cells[_PLACES["waiting_requests"] :: len(CELLS)] > 0.0]
+        return cls(slots, cells, places, waiting, now)
 
 
 @dataclass(slots=True)
@@ -84,6 +93,9 @@ class PeerLoads:
     waited_s: Floats = field(default_factory=lambda: np.zeros(0))
     salt: Floats = field(default_factory=lambda: np.zeros(0))
     _fades_s: float = inf
+    #: What is added to a column until the next report, and the columns to which nothing is added.
+    _added: dict[str, Floats] = field(default_factory=dict)
+    _plain: dict[str, Any] = field(default_factory=dict)
 
     @property
     def routers(self) -> Mapping[str, float]:
@@ -96,16 +108,20 @@ class PeerLoads:
         if router not in self._peers and len(self._peers) >= MAX_PEERS:
             return
         self._fit()
-        before = self.cells("prompt_tokens")[slots]
-        self._note_waiting(router, now)
-        self._subtract(router)
-        self._peers[router] = peer = _Peer.of(slots, cells, now=now)
-        self._note_waiting(router, now)
-        self._sums[peer.places] += peer.cells
+        before = self._peers.get(router)
+        self._peers[router] = peer = _Peer.of(slots, cells, before, now=now)
+        sums, places = self._sums, slots * len(CELLS) + _PLACES["prompt_tokens"]
+        tokens = sums[places]
+        if before is not None:
+            self.waited_s[before.waiting] = now
+            sums[before.places] -= before.cells
+        self.waited_s[peer.waiting] = now
+        sums[peer.places] += peer.cells
         # More than before: one may have come and have its first token since.
-        self.waited_s[slots[self.cells("prompt_tokens")[slots] > before]] = now
+        self.waited_s[slots[sums[places] > tokens]] = now
         self.received_s[slots] = now
         self._fades_s = min(self._fades_s, now + FADE_S)
+        self._added.clear()
 
     def forget(self, router: str) -> None:
         """Count nothing of a router any longer."""
@@ -118,10 +134,11 @@ class PeerLoads:
         for router, peer in self._peers.items():
             stays = ~np.isin(peer.slots, slots)
             cells = peer.cells.reshape(-1, len(CELLS))[stays]
-            self._peers[router] = _Peer.of(peer.slots[stays], cells, now=peer.heard_s)
+            self._peers[router] = _Peer.of(peer.slots[stays], cells, None, now=peer.heard_s)
         self._sums.reshape(-1, len(CELLS))[slots] = 0.0
         self.waited_s[slots] = -inf
         self._draw_salt()
+        self._added.clear()
 
     def expire(self, *, now: float) -> None:
         """Drop routers that are silent."""
@@ -138,7 +155,17 @@ class PeerLoads:
         if not self._peers:
             return self.columns
         self._fit()
+        if self._plain.get("salt") is not self.columns.salt:  # there are more slots
+            names = {item.name for item in fields(Columns)} - _ADDED.keys() - {"drained_at_s"}
+            self._plain = {name: getattr(self.columns, name) for name in names}
         return cast(Columns, _AllRouters(self, now))
+
+    def added(self, name: str) -> Floats:
+        """Return what is added to a column, per slot, until the next report."""
+        found = self._added.get(name)
+        if found is None:
+            found = self._added[name] = _ADDED[name](self)
+        return found
 
     def cells(self, name: str) -> Floats:
         """Return the sums of a cell over all peers, per slot."""
@@ -181,13 +208,7 @@ class PeerLoads:
         peer = self._peers.get(router)
         if peer is not None:
             self._sums[peer.places] -= peer.cells
-
-    def _note_waiting(self, router: str, now: float) -> None:
-        """Note where requests of a router wait by its last report."""
-        peer = self._peers.get(router)
-        if peer is not None:
-            waiting = peer.cells[_PLACES["waiting_requests"] :: len(CELLS)] > 0.0
-            self.waited_s[peer.slots[waiting]] = now
+            self._added.clear()
 
     def _fit(self) -> None:
         """Cover the slots of the fleet."""
@@ -197,6 +218,7 @@ class PeerLoads:
             self.received_s = np.pad(self.received_s, (0, missing))
             self.waited_s = np.pad(self.waited_s, (0, missing), constant_values=-inf)
             self._draw_salt()
+            self._added.clear()
 
     def _draw_salt(self) -> None:
         own = np.uint64(int.from_bytes(blake2b(self.name.encode(), digest_size=8).digest(), "little"))
@@ -208,60 +230,70 @@ class _AllRouters:
     """The fleet's columns, where those of a load have the others' added; each on first use."""
 
     def __init__(self, peers: PeerLoads, now: float) -> None:
-        self._peers, self._own, self._now = peers, peers.columns, now
+        self.__dict__.update(peers._plain)
+        self._peers, self._now = peers, now
 
     def __getattr__(self, name: str) -> Floats:
-        own: Floats = getattr(self._own, name)
-        add = _ADDED.get(name)
-        column = own if add is None else add(own, self._peers, self._now)
-        setattr(self, name, column)
+        peers = self._peers
+        column: Floats = getattr(peers.columns, name)
+        if name == "drained_at_s":
+            column = _with_work_of_others(column, peers, self._now)
+        else:
+            column = column + peers.added(name)
+        self.__dict__[name] = column
         return column
 
 
-def _add_requests(own: Floats, peers: PeerLoads, _now: float) -> Floats:
-    """Add a fraction of a request of the own router: equal replicas are different ones to different routers."""
-    return own + peers.cells("requests") + peers.salt
-
-
-def _add_tokens(own: Floats, peers: PeerLoads, _now: float) -> Floats:
-    return own + peers.cells("prompt_tokens") + peers.salt * _SALT_TOKENS
-
-
-def _add_decoding(own: Floats, peers: PeerLoads, _now: float) -> Floats:
-    return own + peers.cells("requests") - peers.cells("waiting_requests")
-
-
-def _add_first_tokens_s(own: Floats, peers: PeerLoads, _now: float) -> Floats:
-    decoding = peers.cells("requests") - peers.cells("waiting_requests")
-    return own + decoding * peers.received_s - peers.cells("decoded_ms") / 1e3
-
-
-def _add_work_s(own: Floats, peers: PeerLoads, now: float) -> Floats:
+def _with_work_of_others(own: Floats, peers: PeerLoads, now: float) -> Floats:
     """Move the end of the own queue by the others' prefill, less what was done of it while the engine was at it."""
-    columns = peers.columns
+    columns, waiting_s = peers.columns, peers.added("waiting_prefill_s")
+    if len(own) <= FEW:
+        # numpy takes as long for one row as for fifty.
+        rows = zip(
+            own.tolist(),
+            columns.shared_s.tolist(),
+            columns.head_shared_s.tolist(),
+            columns.head_began_s.tolist(),
+            waiting_s.tolist(),
+            peers.received_s.tolist(),
+            strict=True,
+        )
+        return np.array([_moved_end_s(now, *row) for row in rows])
     at_theirs_s = columns.head_shared_s - np.clip(now - columns.head_began_s, 0.0, columns.head_shared_s)
     own = own - (columns.shared_s - columns.head_shared_s + at_theirs_s)
     done_s = np.where((at_theirs_s > 0.0) | (own <= now), now - peers.received_s, 0.0)
-    left_s = np.maximum(peers.cells("prefill_us") / 1e6 - done_s, 0.0)
+    left_s = np.maximum(waiting_s - done_s, 0.0)
     return np.where(left_s > 0.0, np.maximum(own, now) + left_s, own)
 
 
-def _add_prefill_s(own: Floats, peers: PeerLoads, _now: float) -> Floats:
-    return own + peers.cells("prefill_us") / 1e6
+def _moved_end_s(
+    now: float, own_s: float, shared_s: float, head_shared_s: float, began_s: float, waiting_s: float, received_s: float
+) -> float:
+    """Return the same of one replica, to the last bit."""
+    passed_s = now - began_s
+    at_theirs_s = head_shared_s - (0.0 if passed_s < 0.0 else head_shared_s if passed_s > head_shared_s else passed_s)
+    own_s -= shared_s - head_shared_s + at_theirs_s
+    left_s = waiting_s - (now - received_s if at_theirs_s > 0.0 or own_s <= now else 0.0)
+    return (own_s if own_s > now else now) + left_s if left_s > 0.0 else own_s
 
 
-def _adding(cell: str) -> Callable[[Floats, PeerLoads, float], Floats]:
-    return lambda own, peers, _now: own + peers.cells(cell)
+def _decoding(peers: PeerLoads) -> Floats:
+    return peers.cells("requests") - peers.cells("waiting_requests")
 
 
-_ADDED: Mapping[str, Callable[[Floats, PeerLoads, float], Floats]] = {
-    "in_flight_requests": _add_requests,
-    "in_flight_tokens": _add_tokens,
-    "queued_prefill_tokens": _adding("waiting_tokens"),
-    "uncached_prefill_tokens": _adding("uncached_tokens"),
-    "decoding_requests": _add_decoding,
-    "first_tokens_s": _add_first_tokens_s,
-    "drained_at_s": _add_work_s,
-    "head_due_s": _add_prefill_s,
-    "waiting_prefill_s": _add_prefill_s,
+def _prefill_s(peers: PeerLoads) -> Floats:
+    return peers.cells("prefill_us") / 1e6
+
+
+#: By column. A fraction of a request of the own router is added too: equal replicas are different ones to different
+#: routers.
+_ADDED: Mapping[str, Callable[[PeerLoads], Floats]] = {
+    "in_flight_requests": lambda peers: peers.cells("requests") + peers.salt,
+    "in_flight_tokens": lambda peers: peers.cells("prompt_tokens") + peers.salt * _SALT_TOKENS,
+    "queued_prefill_tokens": lambda peers: peers.cells("waiting_tokens").copy(),
+    "uncached_prefill_tokens": lambda peers: peers.cells("uncached_tokens").copy(),
+    "decoding_requests": _decoding,
+    "first_tokens_s": lambda peers: _decoding(peers) * peers.received_s - peers.cells("decoded_ms") / 1e3,
+    "head_due_s": _prefill_s,
+    "waiting_prefill_s": _prefill_s,
 }

@@ -28,8 +28,8 @@ from gorgo.core.fleet.replica import HealthState, Replica
 from gorgo.core.latency.prefill import STEADY_TRUST_S, faded
 from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.messages.request import Outcome, RouteRequest
-from gorgo.core.peers.marks import GroupPrefixes, marks_of_prompt
+from gorgo.core.messages.request import Outcome
+from gorgo.core.peers.marks import GroupPrefixes
 from gorgo.core.peers.records import (
     MAX_ANSWERS,
     MAX_CACHE_REPORTS,
@@ -49,7 +49,6 @@ from gorgo.core.peers.records import (
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.index import Answers, GivenAnswer, Origin, PrefixIndex
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, CacheReport, FoundShares
-from gorgo.core.prompt.fingerprint import marked_depths
 
 
 def own_loads(table: InFlightTable, *, now: float) -> Iterable[ReplicaLoad]:
@@ -130,12 +129,10 @@ class PeerSpeeds:
 
 # What happened since the last report: prefixes confirmed and found evicted, reports of cached tokens, and answers.
 #
-# Owns which depths of a prompt are marked. Bounded: of a burst the oldest entries are dropped, and their number
+# Bounded: of a burst the oldest entries are dropped, and their number
 # counted.
 
 
-#: Marks near a prompt's beginning where it has more than `MAX_MARKS`; the others are its deepest.
-_SHALLOW_MARKS = MAX_MARKS // 3
 #: A dispatched prefill of so many seconds is reported at once: within 100 ms others would add theirs to it.
 URGENT_PREFILL_S = 0.2
 
@@ -151,28 +148,20 @@ class Outbox:
     _cache_reports: deque[SharedCacheReport] = field(default_factory=lambda: deque(maxlen=MAX_CACHE_REPORTS))
     _answers: deque[SharedAnswer] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))
 
-    def on_confirmed(self, attempt: Attempt) -> PrefixMarks | None:
-        """Add and return the prefixes of a prompt that a first token confirmed; `None` for one without a full block."""
+    def on_confirmed(self, attempt: Attempt, marks: PrefixMarks) -> None:
+        """Add the prefixes of a prompt that a first token confirmed."""
         self._sent.pop(attempt.attempt_id, None)
-        marks = _marks_of(attempt, "confirmed")
-        if marks is not None:
-            self._add(marks)
-        return marks
+        self._add(marks)
 
-    def on_sent(self, attempt: Attempt) -> None:
+    def on_sent(self, attempt: Attempt, marks: PrefixMarks) -> None:
         """Add the prefixes of a prompt that waits for its first token."""
-        marks = _marks_of(attempt, "sent")
-        if marks is not None:
-            attempt.prefix_reported = True
-            self.dropped += len(self._sent.put(attempt.attempt_id, marks))
+        attempt.prefix_reported = True
+        self.dropped += len(self._sent.put(attempt.attempt_id, marks))
 
-    def on_withdrawn(self, attempt: Attempt) -> None:
+    def on_withdrawn(self, attempt: Attempt, marks: Callable[[], PrefixMarks]) -> None:
         """Add that a prompt that was reported as sent will have no first token."""
-        if not attempt.prefix_reported or self._sent.pop(attempt.attempt_id, None) is not None:
-            return
-        marks = _marks_of(attempt, "withdrawn")
-        if marks is not None:
-            self._add(marks)
+        if attempt.prefix_reported and self._sent.pop(attempt.attempt_id, None) is None:
+            self._add(marks())
 
     def on_evicted(self, replica: str, marks: Sequence[int]) -> None:
         """Add marks that are no longer on a replica, oldest first: the newest of them say how old."""
@@ -218,23 +207,6 @@ class Outbox:
     def _add(self, marks: PrefixMarks) -> None:
         self.dropped += len(self._prefixes) == MAX_PREFIXES
         self._prefixes.append(marks)
-
-
-def _marks_of(attempt: Attempt, kind: MarkKind) -> PrefixMarks | None:
-    """Return the marks of a prompt; `None` without a full block."""
-    request = attempt.request
-    depths = _marked_depths(request)
-    if not depths:
-        return None
-    hashes, shown = marks_of_prompt(request.blocks, depths), () if kind == "withdrawn" else tuple(depths)
-    return PrefixMarks(attempt.replica.spec.name, request.recorded_model, shown, hashes, kind)
-
-
-def _marked_depths(request: RouteRequest) -> list[int]:
-    """Return the depths of a prompt's marks, ascending: of too many the shallowest and the deepest."""
-    full_blocks = len(request.blocks) // BLOCK_HASH_BYTES
-    depths = marked_depths(full_blocks, request.block_tokens, request.boundaries)
-    return depths if len(depths) <= MAX_MARKS else depths[:_SHALLOW_MARKS] + depths[_SHALLOW_MARKS - MAX_MARKS :]
 
 
 @runtime_checkable
@@ -308,21 +280,34 @@ class SharedPrefixes:
     def on_sent(self, attempt: Attempt) -> None:
         """Report the prefixes of a prompt that waits so long that others may send its like before its first token."""
         estimate = attempt.decision.estimate
-        if estimate is not None and estimate.queue_s + estimate.prefill_s >= URGENT_PREFILL_S:
-            self._outbox.on_sent(attempt)
+        if (
+            estimate is not None
+            and estimate.queue_s + estimate.prefill_s >= URGENT_PREFILL_S
+            and attempt.request.blocks
+        ):
+            self._outbox.on_sent(attempt, self._record(attempt, "sent"))
 
     def on_withdrawn(self, attempt: Attempt) -> None:
         """Report that a prompt that was reported as sent has ended before its first token."""
-        self._outbox.on_withdrawn(attempt)
+        self._outbox.on_withdrawn(attempt, lambda: self._record(attempt, "withdrawn"))
 
     def on_confirmed(self, attempt: Attempt) -> None:
         """Mark the prefixes of a prompt, here and in the next report."""
-        slot = attempt.replica.slot
-        blocks, dispatched_s = attempt.request.blocks, attempt.dispatched_s
-        attempt.group_prefix = self._prefixes.last_used(slot, blocks, before_s=dispatched_s)
-        marks = self._outbox.on_confirmed(attempt)
-        if marks is not None:
-            self._use_prefixes(attempt.replica, marks, Origin.LOCAL, now=attempt.first_token_s or inf)
+        if not attempt.request.blocks:
+            return
+        prompt, slot = self._prefixes.prompt_of(attempt.request), attempt.replica.slot
+        attempt.group_prefix = self._prefixes.last_used(slot, prompt, before_s=attempt.dispatched_s)
+        named = prompt.reported()
+        replica, model = attempt.replica.spec.name, attempt.request.recorded_model
+        self._outbox.on_confirmed(attempt, named.as_record(replica, model, "confirmed"))
+        first_token_s = attempt.first_token_s or inf
+        self._use_prefixes(attempt.replica, named.depths, named.words, Origin.LOCAL, now=first_token_s)
+
+    def _record(self, attempt: Attempt, kind: MarkKind) -> PrefixMarks:
+        """Return the marks of a prompt for the next report."""
+        request = attempt.request
+        named = self._prefixes.prompt_of(request).reported()
+        return named.as_record(attempt.replica.spec.name, request.recorded_model, kind)
 
     def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
         """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
@@ -366,7 +351,7 @@ class SharedPrefixes:
             return
         self._index.tick += 2  # a use by another router
         confirmed = marks.kind == "confirmed"
-        self._use_prefixes(replica, marks, Origin.REMOTE, now=now if confirmed else inf)
+        self._use_prefixes(replica, marks.blocks, marks.words, Origin.REMOTE, now=now if confirmed else inf)
         if confirmed:
             self._routes.add(marks, now=now)
 
@@ -375,15 +360,16 @@ class SharedPrefixes:
         marks = self._prefixes.evict_older(replica.slot, before=tick)
         self._outbox.on_evicted(replica.spec.name, marks)
 
-    def _use_prefixes(self, replica: Replica, marks: PrefixMarks, origin: Origin, *, now: float) -> None:
+    def _use_prefixes(
+        self, replica: Replica, depths: Sequence[int], words: Sequence[int], origin: Origin, *, now: float
+    ) -> None:
         """Mark prefixes as used now, and evict from the index what no longer fits beside those of all routers."""
         bounded = self._index.bounded
         capacity_blocks = self._capacity_of(replica) if bounded else None
-        oldest = self._prefixes.use(
-            replica.slot, marks, origin, tick=self._index.tick, now=now, capacity_blocks=capacity_blocks
-        )
-        self._index.changed |= 1 << replica.slot
-        self._evict_older(replica.slot, oldest)
+        tick, slot = self._index.tick, replica.slot
+        oldest = self._prefixes.use(slot, depths, words, origin, tick=tick, now=now, capacity_blocks=capacity_blocks)
+        self._index.changed |= 1 << slot
+        self._evict_older(slot, oldest)
 
     def _evict_older(self, slot: int, tick: int) -> None:
         if tick and self._index.bounded:

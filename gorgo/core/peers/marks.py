@@ -1,13 +1,15 @@
 """Prefixes that routers of the group had confirmed on replicas: marks at some depths, in the order of their last use.
 
-Owns the marks of one replica by origin (`ReplicaMarks`), and those of all replicas with their bounds (`GroupPrefixes`).
-The prefix index has what went through this Router, with all blocks.
+Owns the marks of a prompt (`MarkedPrompt`), those of one replica by origin (`ReplicaMarks`), and those of all replicas
+with their bounds (`GroupPrefixes`). The prefix index has what went through this Router, with all blocks.
 
 Theory of operation. A mark is the hash of a whole prefix, so a prompt that has it at some depth shares all before it.
-It stands for the blocks since the mark before it, so the marks of a replica add up to the blocks of all routers there,
-each counted once. An engine evicts the least recently used blocks first, whoever used them. So marks beyond a replica's
-KV capacity are evicted, oldest first, and what this Router's index has not used since is evicted with them: each Router
-alone would count on a whole cache of its own. A full table is no engine's: there those of other routers go first.
+It stands for the blocks since the mark before it, its parent, so the marks of a replica add up to the blocks of all
+routers there, each counted once. So a prompt that comes again is its deepest known mark, found from its end: a use
+steps through its parents, and adds what is new behind it. An engine evicts the least recently used blocks first,
+whoever used them, and the deepest of a prompt before those that lead to it. So marks beyond a replica's KV capacity are
+evicted, oldest leaf first, and what this Router's index has not used since is evicted with them: each Router alone
+would count on a whole cache of its own. A full table is no engine's: there those of other routers go first.
 
 A mark's use has the tick of the index at that time. If a first token had confirmed it, here or at a peer, what the
 engine reports of it counts like a report on an own prefix (`InFlightTable`'s `Attempt.longest_confirmed`). A peer's
@@ -16,113 +18,250 @@ prompt that waits for its first token is expected there, as an own one is, and p
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Literal
+from typing import Literal, TypeVar
 
-import numpy as np
-
+from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
-from gorgo.core.peers.records import PrefixMarks
+from gorgo.core.peers.records import MAX_MARKS as MAX_MARKS_OF_A_PROMPT
+from gorgo.core.peers.records import MarkKind, PrefixMarks
 from gorgo.core.prefix.index import Origin, slots_of
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, NO_PREFIX, ConfirmedPrefix
+from gorgo.core.prompt.fingerprint import marked_depths
+from gorgo.core.record import record
+
+# The marks of a prompt: which depths are marked, and which of them a report names.
+
+
+#: Marks near a prompt's beginning where it has more than a report may name; the others are its deepest.
+_SHALLOW_MARKS = MAX_MARKS_OF_A_PROMPT // 3
+_Found = TypeVar("_Found")
+
+
+@record
+class MarkedPrompt:
+    """A prompt's marks: depths in blocks, ascending, and the hash at each; `every` has those of all depths.
+
+    The rest is as in its request.
+    """
+
+    every: memoryview
+    block_tokens: float
+    boundaries: Sequence[int]
+    depths: list[int]
+    words: list[int]
+
+    @classmethod
+    def of(cls, request: RouteRequest) -> MarkedPrompt:
+        """Return the marks of a prompt; none without a full block."""
+        blocks = request.blocks
+        depths = marked_depths(len(blocks) // BLOCK_HASH_BYTES, request.block_tokens, request.boundaries)
+        every = memoryview(blocks).cast("Q")
+        words = [every[depth - 1] for depth in depths]
+        return cls(every, request.block_tokens, request.boundaries, depths, words)
+
+    def reported(self) -> MarkedPrompt:
+        """Return what a report names: of too many marks the shallowest and the deepest."""
+        if len(self.depths) <= MAX_MARKS_OF_A_PROMPT:
+            return self
+        deep = _SHALLOW_MARKS - MAX_MARKS_OF_A_PROMPT
+        depths = self.depths[:_SHALLOW_MARKS] + self.depths[deep:]
+        words = self.words[:_SHALLOW_MARKS] + self.words[deep:]
+        return MarkedPrompt(self.every, self.block_tokens, self.boundaries, depths, words)
+
+    def as_record(self, replica: str, model: str | None, kind: MarkKind) -> PrefixMarks:
+        """Return the record of these marks for a report."""
+        depths = () if kind == "withdrawn" else tuple(self.depths)
+        return PrefixMarks(replica, model, depths, struct.pack(f"<{len(self.words)}Q", *self.words), kind)
+
+    def deepest(self, known: Mapping[int, _Found]) -> tuple[int, _Found | None]:
+        """Return the deepest mark of any prompt that is `known`: its depth, 0 without one, and what is known of it.
+
+        The last block of another prompt is a mark too, at any depth.
+        """
+        depth = len(self.every)
+        for word in reversed(self.every):
+            if word in known:
+                return depth, known[word]
+            depth -= 1
+        return 0, None
+
 
 # The marks of one replica, by origin, each origin in the order of use.
 
 
-#: Blocks since the mark before it, tick and time of the last use; infinite if no first token has confirmed it.
-Mark = tuple[int, int, float]
 #: Origins of marks, the first one evicted first.
 ORIGINS = (Origin.REMOTE, Origin.LOCAL)
 
 
-class ReplicaMarks:
-    """Marks by hash. One that this router confirmed is local, whoever uses it afterwards."""
+class Mark:
+    """One mark of one replica.
 
-    __slots__ = ("blocks", "local", "remote")
+    `tick` and `used_s` are those of the last use; the time is infinite if no first token has confirmed it. All parents
+    of a `local` mark are local.
+    """
+
+    __slots__ = ("children", "depth", "local", "parent", "tick", "used_s", "word")
+
+    def __init__(self, word: int, depth: int, parent: Mark | None, *, local: bool, tick: int, used_s: float) -> None:
+        self.word = word
+        self.depth = depth
+        self.parent = parent
+        self.children = 0
+        self.local = local
+        self.tick = tick
+        self.used_s = used_s
+
+    @property
+    def blocks(self) -> int:
+        """Return the blocks since the mark before it."""
+        return self.depth - (0 if self.parent is None else self.parent.depth)
+
+
+class ReplicaMarks:
+    """Marks by hash. One that this router confirmed is local, whoever uses it afterwards.
+
+    Every leaf is in the order of its origin; a mark with children is there where a prompt ended, and is dropped at the
+    front.
+    """
+
+    __slots__ = ("blocks", "local", "locals", "nodes", "remote")
 
     def __init__(self) -> None:
-        self.remote: OrderedDict[int, Mark] = OrderedDict()
-        self.local: OrderedDict[int, Mark] = OrderedDict()
-        #: Sum over all marks.
+        self.nodes: dict[int, Mark] = {}
+        self.remote: OrderedDict[Mark, int] = OrderedDict()
+        self.local: OrderedDict[Mark, int] = OrderedDict()
+        #: Local marks, and the sum of blocks over all marks.
+        self.locals = 0
         self.blocks = 0
 
     def __len__(self) -> int:
-        return len(self.remote) + len(self.local)
+        return len(self.nodes)
 
-    def __bool__(self) -> bool:
-        return bool(self.remote or self.local)
+    def of_origin(self, origin: Origin) -> int:
+        """Return the number of marks of an origin."""
+        return self.locals if origin is Origin.LOCAL else len(self.nodes) - self.locals
 
-    def __iter__(self) -> Iterator[int]:
-        yield from self.remote
-        yield from self.local
-
-    def of(self, origin: Origin) -> OrderedDict[int, Mark]:
-        """Return the marks of an origin, the one used last at the end."""
-        return self.local if origin is Origin.LOCAL else self.remote
-
-    def get(self, word: int) -> Mark | None:
-        """Return a mark."""
-        return self.local.get(word) or self.remote.get(word)
-
-    def use(self, spans: Sequence[tuple[int, int]], origin: Origin, *, tick: int, now: float) -> list[int]:
+    def use(
+        self, depths: Sequence[int], words: Sequence[int], origin: Origin, *, tick: int, now: float
+    ) -> Sequence[int]:
         """Add the marks of a prompt, the last one used last; return those that are new."""
-        own, other = (self.local, self.remote) if origin is Origin.LOCAL else (self.remote, self.local)
-        new = []
-        for word, blocks in spans:
-            target, known = own, own.pop(word, None)
-            if known is None:
-                known = other.pop(word, None)
-                if known is None:
-                    new.append(word)
-                elif other is self.local:
-                    target = other
+        nodes, local, known, count = self.nodes, origin is Origin.LOCAL, None, len(words)
+        while count and (known := nodes.get(words[count - 1])) is None:
+            count -= 1
+        mark = known
+        while mark is not None:
+            mark.tick = tick
             # One that is only sent proves nothing, and takes no proof away.
-            target[word] = blocks, tick, now if known is None or now < inf else known[2]
-            self.blocks += blocks if known is None else blocks - known[0]
+            if now < inf:
+                mark.used_s = now
+            if local and not mark.local:
+                mark.local = True
+                self.locals += 1
+                self.remote.pop(mark, None)
+            mark = mark.parent
+        last, new = known, words[count:]
+        for word, depth in zip(new, depths[count:], strict=True):
+            nodes[word] = mark = Mark(word, depth, last, local=local, tick=tick, used_s=now)
+            if last is not None:
+                last.children += 1
+            self.blocks += mark.blocks
+            last = mark
+        if local:
+            self.locals += len(new)
+        if last is not None:
+            order = self.local if last.local else self.remote
+            order[last] = tick
+            order.move_to_end(last)
         return new
 
     def oldest(self) -> tuple[Origin, int] | None:
-        """Return the origin and tick of the mark that was used before all others."""
+        """Return the origin and tick of the leaf that was used before all others."""
         found = None
         for origin in ORIGINS:
-            for _, tick, _ in self.of(origin).values():
-                if found is None or tick < found[1]:
-                    found = origin, tick
-                break
+            tick = self._oldest_of(origin)
+            if tick is not None and (found is None or tick < found[1]):
+                found = origin, tick
         return found
 
     def evict(self, origin: Origin) -> int:
-        """Remove and return the oldest mark of an origin."""
-        word, (blocks, _, _) = self.of(origin).popitem(last=False)
-        self.blocks -= blocks
-        return word
+        """Remove and return the oldest leaf of an origin."""
+        tick = self._oldest_of(origin)
+        assert tick is not None, "where there are marks, one is a leaf"
+        mark, _ = self._order(origin).popitem(last=False)
+        self._remove(mark, tick)
+        return mark.word
 
     def withdraw(self, word: int) -> bool:
-        """Remove a mark of other routers that no first token confirmed; return whether there was one."""
-        known = self.remote.get(word)
-        if known is None or known[2] < inf:
+        """Remove a leaf of other routers that no first token confirmed; return whether there was one."""
+        mark = self.nodes.get(word)
+        if mark is None or mark.children or mark.used_s < inf:
             return False
-        del self.remote[word]
-        self.blocks -= known[0]
+        self.remote.pop(mark, None)
+        self._remove(mark, mark.tick)
         return True
 
     def check(self) -> None:
-        """Assert the sum, one origin per mark, and the order of use."""
-        assert self.blocks == sum(blocks for order in (self.remote, self.local) for blocks, _, _ in order.values())
-        assert not self.remote.keys() & self.local.keys()
-        for order in (self.remote, self.local):
-            ticks = [tick for _, tick, _ in order.values()]
-            assert ticks == sorted(ticks), "marks are in order of use"
+        """Assert the sums, the parents, and the order of use."""
+        children = Counter(mark.parent for mark in self.nodes.values())
+        assert self.blocks == sum(mark.blocks for mark in self.nodes.values())
+        assert self.locals == sum(mark.local for mark in self.nodes.values())
+        for word, mark in self.nodes.items():
+            assert mark.word == word
+            assert mark.children == children[mark]
+            assert mark.parent is None or self.nodes[mark.parent.word] is mark.parent, "a mark has all before it"
+            assert not mark.local or mark.parent is None or mark.parent.local
+            assert mark.children or mark in (self.local if mark.local else self.remote), "every leaf can be evicted"
+        for order, local in ((self.remote, False), (self.local, True)):
+            assert all(self.nodes[mark.word] is mark and mark.local is local for mark in order)
+            assert list(order.values()) == sorted(order.values()), "marks are in order of use"
+
+    def _order(self, origin: Origin) -> OrderedDict[Mark, int]:
+        return self.local if origin is Origin.LOCAL else self.remote
+
+    def _oldest_of(self, origin: Origin) -> int | None:
+        """Return the tick of the oldest leaf of an origin, and bring it to the front."""
+        order = self._order(origin)
+        while order:
+            mark = next(iter(order))
+            if not mark.children:
+                return order[mark]
+            del order[mark]
+        return None
+
+    def _remove(self, mark: Mark, tick: int) -> None:
+        """Remove a leaf that is in no order. Its parent was used with it, at `tick`, if it is a leaf now."""
+        del self.nodes[mark.word]
+        self.blocks -= mark.blocks
+        self.locals -= mark.local
+        parent = mark.parent
+        if parent is None:
+            return
+        parent.children -= 1
+        order = self.local if parent.local else self.remote
+        if parent.children or order.get(parent, -1) >= tick:
+            return
+        order.pop(parent, None)
+        first = next(iter(order.values()), tick)
+        if tick <= first:
+            order[parent] = tick
+            order.move_to_end(parent, last=False)
+        else:  # it was no leaf of its order's age: it counts as used last
+            order[parent] = max(tick, order[next(reversed(order))])
 
 
 #: Why marks are evicted: the replica's KV capacity, the bound of all marks, or an engine that no longer had one.
 Cause = Literal["capacity", "table", "report"]
 
-#: Marks in all: some 250 bytes each.
+#: Marks in all: some 400 bytes each.
 MAX_MARKS = 400_000
+#: Prompts whose marks are remembered from their decision to their first token.
+_MAX_PROMPTS = 256
 
 
 class GroupPrefixes:
@@ -130,9 +269,10 @@ class GroupPrefixes:
 
     Example
     -------
+    >>> import numpy as np
     >>> marks = GroupPrefixes()
-    >>> prompt = PrefixMarks("a", None, (1, 2), b"block--1block--2")
-    >>> marks.use(1, prompt, Origin.REMOTE, tick=2, now=0.0, capacity_blocks=None)
+    >>> peers = PrefixMarks("a", None, (1, 2), b"block--1block--2")
+    >>> marks.use(1, peers.blocks, peers.words, Origin.REMOTE, tick=2, now=0.0, capacity_blocks=None)
     0
     >>> request = RouteRequest("r", 0.0, 200, blocks=b"block--1block--2block--3", block_tokens=64.0, prefix_hash=0)
     >>> marks.raise_matches(np.array([0.0, 0.0]), request).tolist()
@@ -149,42 +289,63 @@ class GroupPrefixes:
         self._residents: dict[int, int] = {}
         self._replicas: dict[int, ReplicaMarks] = {}
         self._all_slots = 0
+        self._prompts = Lru[bytes, MarkedPrompt](_MAX_PROMPTS)
 
     def __len__(self) -> int:
         return self.marks.total()
 
+    def prompt_of(self, request: RouteRequest) -> MarkedPrompt:
+        """Return the marks of a prompt."""
+        known = self._prompts.get(request.blocks)
+        if known is None or known.block_tokens != request.block_tokens or known.boundaries != request.boundaries:
+            known = MarkedPrompt.of(request)
+            self._prompts.put(request.blocks, known)
+        return known
+
     def raise_matches(self, matched: Floats, request: RouteRequest) -> Floats:
         """Return `matched` tokens per slot, or more where a mark of the prompt is deeper."""
-        if not self._residents:
-            return matched
         residents, left, raised = self._residents, self._all_slots & ((1 << len(matched)) - 1), matched
-        words = np.frombuffer(request.blocks, dtype="<u8").tolist()
-        for depth in range(len(words), 0, -1):
-            found = residents.get(words[depth - 1], 0) & left
-            if not found:
-                continue
-            if raised is matched:
-                raised = matched.copy()
-            for slot in slots_of(found):
-                raised[slot] = max(raised[slot], depth * request.block_tokens)
-            left &= ~found
-            if not left:
+        if not residents or not left:
+            return matched
+        prompt = self.prompt_of(request)
+        depth, found = prompt.deepest(residents)
+        count = bisect_left(prompt.depths, depth)
+        while found is not None or count:
+            found = (found or 0) & left
+            if found:
+                tokens = depth * request.block_tokens
+                for slot in slots_of(found):
+                    if raised.item(slot) < tokens:
+                        if raised is matched:
+                            raised = matched.copy()
+                        raised[slot] = tokens
+                left &= ~found
+                if not left:
+                    break
+            if not count:
                 break
+            count -= 1
+            depth, found = prompt.depths[count], residents.get(prompt.words[count])
         return raised
 
-    def last_used(self, slot: int, blocks: bytes, *, before_s: float) -> ConfirmedPrefix:
+    def last_used(self, slot: int, prompt: MarkedPrompt, *, before_s: float) -> ConfirmedPrefix:
         """Return the deepest mark of a prompt on `slot` that was last used before a time."""
         replica = self._replicas.get(slot)
-        if replica:
-            words = np.frombuffer(blocks, dtype="<u8").tolist()
-            for depth in range(len(words), 0, -1):
-                known = replica.get(words[depth - 1])
-                if known is not None and known[2] < before_s:
-                    return ConfirmedPrefix(depth, known[1])
-        return NO_PREFIX
+        mark = None if replica is None else prompt.deepest(replica.nodes)[1]
+        while mark is not None and mark.used_s >= before_s:
+            mark = mark.parent
+        return NO_PREFIX if mark is None else ConfirmedPrefix(mark.depth, mark.tick)
 
     def use(
-        self, slot: int, marks: PrefixMarks, origin: Origin, *, tick: int, now: float, capacity_blocks: int | None
+        self,
+        slot: int,
+        depths: Sequence[int],
+        words: Sequence[int],
+        origin: Origin,
+        *,
+        tick: int,
+        now: float,
+        capacity_blocks: int | None,
     ) -> int:
         """Add the marks of a prompt to `slot`, used last, and evict what exceeds the bounds.
 
@@ -192,11 +353,11 @@ class GroupPrefixes:
         capacity.
         """
         replica = self._replicas.setdefault(slot, ReplicaMarks())
-        bit, residents, local = 1 << slot, self._residents, len(replica.local)
-        new = replica.use(marks.spans, origin, tick=tick, now=now)
+        bit, residents, local = 1 << slot, self._residents, replica.locals
+        new = replica.use(depths, words, origin, tick=tick, now=now)
         for word in new:
             residents[word] = residents.get(word, 0) | bit
-        more_local = len(replica.local) - local
+        more_local = replica.locals - local
         self.marks[Origin.LOCAL] += more_local
         self.marks[Origin.REMOTE] += len(new) - more_local
         self._all_slots |= bit
@@ -221,7 +382,7 @@ class GroupPrefixes:
     def withdraw(self, slot: int, words: Sequence[int]) -> None:
         """Remove those marks of `slot` that no first token has confirmed."""
         replica = self._replicas.get(slot)
-        for word in words:
+        for word in reversed(words):
             if replica is not None and replica.withdraw(word):
                 self.marks[Origin.REMOTE] -= 1
                 self._leave(word, slot)
@@ -232,7 +393,7 @@ class GroupPrefixes:
         A peer names marks of about one age that are evicted. Some may have been used again since.
         """
         replica = self._replicas.get(slot)
-        ticks = sorted(known[1] for word in words if replica and (known := replica.get(word)))
+        ticks = sorted(mark.tick for word in words if replica and (mark := replica.nodes.get(word)))
         return ticks[len(ticks) // 2] if ticks else 0
 
     def flush(self, slot: int | None = None) -> None:
@@ -240,8 +401,8 @@ class GroupPrefixes:
         for each in list(self._replicas) if slot is None else (slot,):
             replica = self._replicas.pop(each, ReplicaMarks())
             for origin in ORIGINS:
-                self.marks[origin] -= len(replica.of(origin))
-            for word in replica:
+                self.marks[origin] -= replica.of_origin(origin)
+            for word in replica.nodes:
                 self._leave(word, each)
             self._all_slots &= ~(1 << each)
 
@@ -252,7 +413,7 @@ class GroupPrefixes:
 
     def marks_of(self, slot: int, origin: Origin) -> int:
         """Return the number of marks of a replica."""
-        return len(self._replicas[slot].of(origin))
+        return self._replicas[slot].of_origin(origin)
 
     def check(self) -> None:
         """Assert every invariant; visits all marks."""
@@ -262,7 +423,7 @@ class GroupPrefixes:
             assert self.marks[origin] == sum(self.marks_of(slot, origin) for slot in self._replicas)
         for slot, replica in self._replicas.items():
             replica.check()
-            assert all(self._residents[word] & 1 << slot for word in replica)
+            assert all(self._residents[word] & 1 << slot for word in replica.nodes)
 
     def _evict_for_table(self, slot: int) -> None:
         """Evict a mark of another router if there is one: of `slot`, unless it has less than its share."""
@@ -284,8 +445,3 @@ class GroupPrefixes:
             self._residents[word] = residents
         else:
             del self._residents[word]
-
-
-def marks_of_prompt(blocks: bytes, depths: Sequence[int]) -> bytes:
-    """Return the hash at each depth of a prompt, which has them all."""
-    return b"".join([blocks[(depth - 1) * BLOCK_HASH_BYTES : depth * BLOCK_HASH_BYTES] for depth in depths])

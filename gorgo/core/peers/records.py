@@ -9,10 +9,9 @@ of day: clocks of hosts differ, so the receiver counts ages from its own receipt
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -74,17 +73,10 @@ class PrefixMarks:
     hashes: bytes
     kind: MarkKind = "confirmed"
 
-    @cached_property
+    @property
     def words(self) -> Sequence[int]:
         """The hashes as numbers."""
-        words: list[int] = np.frombuffer(self.hashes, dtype="<u8").tolist()
-        return words
-
-    @cached_property
-    def spans(self) -> Sequence[tuple[int, int]]:
-        """Each hash and the blocks since the mark before it; the shallowest last, as the last to be evicted."""
-        blocks = [deeper - depth for depth, deeper in pairwise((0, *self.blocks))]
-        return list(zip(self.words, blocks, strict=True))[::-1]
+        return struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +161,7 @@ class PeerReport:
     speeds: tuple[LearnedSpeed, ...] = ()
     status: PeerStatus = PeerStatus()
 
-    @cached_property
+    @property
     def load_cells(self) -> NDArray[np.float64]:
         """The loads as whole numbers, a row each in the order of its fields: prefill in us, decoding in ms."""
         rows = [

@@ -159,9 +159,14 @@ def set_bits(depths: NDArray[np.float64], mask: int, depth: float) -> None:
         for slot in slots_of(mask):
             depths[slot] = depth
         return
-    size = len(depths)
+    depths[_cells_of(mask, len(depths))] = depth
+
+
+@lru_cache(_MASKS)
+def _cells_of(mask: int, size: int) -> NDArray[np.bool_]:
+    """Return a cell per slot, true where `mask` has a bit: a byte per slot is what remembering one takes."""
     packed = np.frombuffer(mask.to_bytes((size + 7) // 8, "little"), dtype=np.uint8)
-    depths[np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)] = depth
+    return np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)
 
 
 @lru_cache(_MASKS)

@@ -302,9 +302,9 @@ class Residency:
 
     def _last_confirmed(self, node: Node | None) -> int:
         """Return a tick at which the replica confirmed `node`: the last one on a single path down."""
-        latest = 0
+        latest, bit, recent = 0, self.bit, self.recent
         while node is not None:
-            tick = self.recent.get(node, 0)
+            tick = recent.get(node, 0)
             if tick > latest and tick % 2:
                 latest = tick
             if not node.children:
@@ -312,7 +312,7 @@ class Residency:
             newest = islice(reversed(node.children.values()), _FEW_CHILDREN)
             node = None
             for child in newest:
-                if child.confirmed & self.bit:
+                if child.confirmed & bit:
                     node = child
                     break
         return latest

@@ -407,19 +407,22 @@ def marked_depths(full_blocks: int, block_tokens: float, boundaries: Sequence[in
     """
     if boundaries:
         depths = {int(end / block_tokens) for end in boundaries}
-        depths.update(_COARSE * depth for depth in depths_of(full_blocks // _COARSE, block_tokens))
+        coarse = _grid(max(1, round(STEP_TOKENS / block_tokens)), _COARSE)
+        depths.update(coarse[: bisect_right(coarse, full_blocks)])
     else:
         depths = set(depths_of(full_blocks, block_tokens))
     depths.add(full_blocks)
-    return sorted(depth for depth in depths if 0 < depth <= full_blocks)
+    depths.discard(0)
+    found = sorted(depths)
+    return found[: bisect_right(found, full_blocks)]
 
 
 @lru_cache(maxsize=_MAX_GRIDS)
-def _grid(step: int) -> tuple[int, ...]:
+def _grid(step: int, factor: int = 1) -> tuple[int, ...]:
     depths: list[int] = []
     depth = 0
     while (depth := depth + step) <= MAX_BLOCKS:
-        depths.append(depth)
+        depths.append(factor * depth)
         if depth >= _EVEN_DEPTHS * step:
             step *= 2
     return tuple(depths)

@@ -1,4 +1,4 @@
-"""The floor: what each request would take if it were alone in the world and everything seen so far were cached.
+"""The floor: what each request would take if it were alone in the topology and everything seen so far were cached.
 
 Owns the lowest of the three baselines: no router can be below it. It is no target: there is no load. The nearest idle
 replica that has every earlier prompt costs
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gorgo.core.latency.ttft import LARGEST_WINDOW_BYTES, TcpWindows, round_trips
+from gorgo.core.latency.ttft import round_trips
 from gorgo.core.numeric import Floats
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.lab.sim.engine.prediction import PrefixSet
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.network import OPEN_WINDOWS
+from gorgo.lab.sim.topology import Topology
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
-
-_OPEN = TcpWindows(LARGEST_WINDOW_BYTES, LARGEST_WINDOW_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,15 @@ class LowerBound:
     e2e_s: Floats
 
 
-def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet, *, block_tokens: int = BLOCK_TOKENS) -> LowerBound:
-    """The floor of every request of `feed`, whose blocks have so many tokens.
+def lower_bound(
+    feed: Sequence[SimRequest],
+    fleet: SimFleet,
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+    topology: Topology | None = None,
+    seed: int = 0,
+) -> LowerBound:
+    """The floor of every request of `feed`, whose blocks have so many tokens, with the way to its router of `topology`.
 
     Example
     -------
@@ -60,10 +67,17 @@ def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet, *, block_tokens: in
     prompt = np.array([request.prompt_tokens for request in feed], dtype=np.float64)
     output = np.array([request.output_tokens for request in feed], dtype=np.float64)
     cached = cached_tokens(feed, block_tokens)
-    trips = np.array([round_trips(request.body_bytes, _OPEN)[0] for request in feed], dtype=np.float64)
+    has_windows = fleet.replicas[0].link.tcp_windows
+    trips = np.array(
+        [round_trips(request.body_bytes, OPEN_WINDOWS)[0] if has_windows else 1 for request in feed], dtype=np.float64
+    )
+    rtts_s: Sequence[float | Floats] = [replica.link.rtt_s for replica in fleet.replicas]
+    if topology is not None:
+        own_s, to_replicas_s = topology.mean_rtts_s(feed, fleet, seed=seed)
+        rtts_s = [own_s + rtt_s for rtt_s in to_replicas_s]
     ttft_s, e2e_s = np.full(len(feed), np.inf), np.full(len(feed), np.inf)
-    for replica in fleet.replicas:
-        first_s = replica.link.rtt_s * trips + prefill_s(replica.profile, prompt - cached, cached)
+    for replica, rtt_s in zip(fleet.replicas, rtts_s, strict=True):
+        first_s = rtt_s * trips + prefill_s(replica.profile, prompt - cached, cached)
         np.minimum(ttft_s, first_s, out=ttft_s)
         np.minimum(e2e_s, first_s + _decode_s(replica.profile, prompt, output), out=e2e_s)
     return LowerBound(ttft_s, e2e_s)

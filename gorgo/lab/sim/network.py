@@ -14,16 +14,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from math import inf
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from gorgo.config.values import ASSUMED_RTT_S, REPLICA_KEEP_ALIVE_S
-from gorgo.core.latency.ttft import TcpWindows, exchange, windows_after_request
+from gorgo.core.latency.ttft import LARGEST_WINDOW_BYTES, TcpWindows, exchange, windows_after_request
 from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome
 
+#: Of a field that came after runs were stored: their digests are of the other fields, so it counts where it is set.
+LATER: Mapping[str, bool] = MappingProxyType({"later": True})
+#: Of a connection whose windows bound nothing.
+OPEN_WINDOWS = TcpWindows(LARGEST_WINDOW_BYTES, LARGEST_WINDOW_BYTES)
 #: Mean jitter of a one-way trip as a share of the RTT: 2 ms on 100 ms.
 JITTER = 0.02
 #: Delays per draw: a single draw costs 20 times as much.
@@ -46,15 +52,25 @@ class Link:
         Mean of the exponential added to each one-way trip, as a share of the RTT.
     spike_probability:
         Share of one-way trips that take an RTT more.
+    bytes_per_s:
+        At which the body of a request is sent, whatever else is on its way. None: no body takes time.
+    tcp_windows:
+        Whether a body waits for the windows of its connection.
     """
 
     rtt_s: float
     jitter: float = JITTER
     spike_probability: float = 1e-4
+    bytes_per_s: float | None = field(default=None, metadata=LATER)
+    tcp_windows: bool = field(default=True, metadata=LATER)
 
     def __post_init__(self) -> None:
         assert min(self.rtt_s, self.jitter) >= 0, "no trip takes less than nothing"
         assert 0 <= self.spike_probability <= 1, "a probability"
+
+    def transfer_s(self, body_bytes: int) -> float:
+        """Return the time in which a body leaves, s."""
+        return 0.0 if self.bytes_per_s is None else body_bytes / self.bytes_per_s
 
 
 class Path:
@@ -147,6 +163,13 @@ class TripDelays:
     def round_trip_s(self, link: Link) -> float:
         return self.one_way_s(link) + self.one_way_s(link)
 
+    def out_s(self, link: Link, waits: int) -> float:
+        """From the first byte's departure to the last one's arrival, behind so many round trips, s."""
+        seconds = self.one_way_s(link)
+        for _ in range(waits):
+            seconds += self.round_trip_s(link)
+        return seconds
+
     def uniform(self) -> float:
         """A number in [0, 1) that no trip depends on."""
         at = self._at
@@ -187,33 +210,11 @@ class SimConnection:
         """Round trips that a request with such a body waits for before its last flight leaves, set-up included."""
         sent_s, self._sent_s = self._sent_s, now
         new = sent_s is None
+        if not self._path.link.tcp_windows:
+            return int(new)
         idle_s = 0.0 if sent_s is None else now - sent_s
         trips, self._windows = exchange(self._windows, body_bytes, idle_s=idle_s, rtt_s=self._path.link.rtt_s)
         return trips - 1 + new
-
-
-class Network:
-    """Links between regions, symmetric; a region to itself unless stated costs `local_rtt_s`.
-
-    Example
-    -------
-    >>> network = Network({("us", "eu"): Link(rtt_s=0.095)})
-    >>> network.link("eu", "us").rtt_s, network.link("us", "us").rtt_s
-    (0.095, 0.002)
-    """
-
-    def __init__(self, links: Mapping[tuple[str, str], Link], *, local_rtt_s: float = 0.002) -> None:
-        self._links = dict(links)
-        self._local = Link(rtt_s=local_rtt_s)
-
-    def link(self, one: str, other: str) -> Link:
-        """The link between two regions; KeyError names a pair that is not in the matrix."""
-        found = self._links.get((one, other)) or self._links.get((other, one))
-        if found is not None:
-            return found
-        if one == other:
-            return self._local
-        raise KeyError(f"no link between {one!r} and {other!r}")
 
 
 def error_outcome(status: int) -> Outcome:
@@ -278,9 +279,12 @@ class ConnectionPool:
         else:
             pooled = PooledSimConnection(self._path)
             pooled.sent_s = now
-        idle_s = now - pooled.sent_s
-        pooled.windows = windows_after_request(pooled.windows, body_bytes, idle_s=idle_s, rtt_s=ASSUMED_RTT_S)
-        pooled.sent_s = now
+        if self._path.link.tcp_windows:
+            idle_s = now - pooled.sent_s
+            pooled.windows = windows_after_request(pooled.windows, body_bytes, idle_s=idle_s, rtt_s=ASSUMED_RTT_S)
+            pooled.sent_s = now
+        else:
+            pooled.windows, pooled.sent_s = OPEN_WINDOWS, inf  # as the Router has it where idling costs nothing
         self._in_use.add(pooled)
         self._report_next()
         return pooled, pooled.connection.waits(body_bytes, now=now)

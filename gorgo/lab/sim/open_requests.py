@@ -11,6 +11,7 @@ from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.remote_replica import RemoteReplica
+from gorgo.lab.sim.topology import ClientTrip
 from gorgo.lab.sim.workload import SimRequest
 
 
@@ -37,18 +38,23 @@ class OpenRequests:
         self._slo_ttft_s = slo_ttft_s
         #: Of every request that has come, in order.
         self.records: list[SimRecord] = []
-        #: Indices of requests that have ended; whoever sends what follows empties it.
-        self.ended: list[int] = []
+        #: Indices of requests that have ended, and when for their clients; whoever sends what follows empties it.
+        self.ended: list[tuple[int, float]] = []
+        #: The ways of clients that are not beside their router, by request.
+        self._client_trips: dict[str, ClientTrip] = {}
         self._open: dict[str, tuple[SimRequest, SimRecord]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def received(self, request: SimRequest, *, now: float) -> RouteRequest:
-        """Record an arrival; return the request for the Router."""
+    def received(self, request: SimRequest, *, now: float, trip: ClientTrip | None = None) -> RouteRequest:
+        """Record an arrival, of a client that is elsewhere by its trip; return the request for the Router."""
         request_id = str(request.index)
         assert request_id not in self._open, "an index names one request"
-        record = SimRecord(id=request_id, scheduled_s=now, sent_s=now, input_tokens=request.prompt_tokens)
+        sent_s = now
+        if trip is not None:
+            self._client_trips[request_id], sent_s = trip, trip.sent_s
+        record = SimRecord(id=request_id, scheduled_s=sent_s, sent_s=sent_s, input_tokens=request.prompt_tokens)
         self.records.append(record)
         self._open[request_id] = request, record
         return RouteRequest(
@@ -71,7 +77,8 @@ class OpenRequests:
         decision = dispatch.decision
         record.replica, record.region = dispatch.replica, dispatch.region
         if not record.attempts:
-            record.queued_s = now - record.scheduled_s
+            trip = self._client_trips.get(dispatch.request_id)
+            record.queued_s = now - record.scheduled_s if trip is None else now - trip.received_s
         record.attempts = dispatch.attempt
         record.weights_version = decision.weights_version
         record.estimated_cached_tokens = decision.estimated_cached_tokens
@@ -98,6 +105,11 @@ class OpenRequests:
         """`site` answers it."""
         record = self._open[request_id][1]
         if not record.continued:
+            trip = self._client_trips.get(request_id)
+            if trip is not None:
+                back_s = trip.back_s()
+                record.client_network_ms = (trip.out_s + back_s) * 1e3
+                now += back_s
             record.ttft_ms = (now - record.scheduled_s) * 1e3
         record.replica, record.region = site.name, site.replica.region
 
@@ -129,6 +141,9 @@ class OpenRequests:
 
     def _close(self, request_id: str, now: float) -> SimRecord:
         request, record = self._open.pop(request_id)
-        self.ended.append(request.index)
+        trip = self._client_trips.pop(request_id, None)
+        if trip is not None:  # the end comes no sooner than what was sent before it
+            now = max(now + trip.back_s(), record.scheduled_s + (record.ttft_ms or 0.0) / 1e3)
+        self.ended.append((request.index, now))
         record.e2e_s = now - record.scheduled_s
         return record

@@ -122,7 +122,7 @@ class Monitor:
             self._listener.on_sample(self._name, None)
             return
         pooled, waits = self._pool.acquire(0, now=self._kernel.now)
-        self._kernel.at(self._kernel.now + out_s(self._trips, self._replica.link, waits), partial(self._read, pooled))
+        self._kernel.at(self._kernel.now + self._trips.out_s(self._replica.link, waits), partial(self._read, pooled))
 
     # -- helpers
 
@@ -133,7 +133,7 @@ class Monitor:
         """A small question on the connection that is next, and when its answer is there."""
         now = self._kernel.now
         pooled, waits = self._pool.acquire(0, now=now)
-        return pooled, now + out_s(self._trips, self._replica.link, waits) + self._trips.one_way_s(self._replica.link)
+        return pooled, now + self._trips.out_s(self._replica.link, waits) + self._trips.one_way_s(self._replica.link)
 
     def _ping_again(self, pooled: PooledSimConnection) -> None:
         self._give_back(pooled)
@@ -190,14 +190,6 @@ class Monitor:
 def background_trips(draws: RandomTable, number: int) -> TripDelays:
     """For replica `number` of the fleet."""
     return TripDelays(draws, _BACKGROUND_KEY + number)
-
-
-def out_s(trips: TripDelays, link: Link, waits: int) -> float:
-    """From the first byte's departure to the last one's arrival, s."""
-    seconds = trips.one_way_s(link)
-    for _ in range(waits):
-        seconds += trips.round_trip_s(link)
-    return seconds
 
 
 class Callbacks(MonitorSink, Protocol):

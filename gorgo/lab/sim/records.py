@@ -68,6 +68,8 @@ class SimRecord(ClientRecord):
     hedged: bool = False
     #: How often its answer went on at another replica.
     continued: int = 0
+    #: Of the TTFT, the client's way to its router and back.
+    client_network_ms: float = 0.0
     #: Score of the chosen replica by the shadow policy.
     shadow: ShadowScore | None = None
 

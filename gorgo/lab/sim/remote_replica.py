@@ -31,7 +31,7 @@ from gorgo.lab.sim.engine.request import EngineRequest, Stage
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.fleet import SimReplica
 from gorgo.lab.sim.network import Link, RandomTable, TripDelays, error_outcome
-from gorgo.lab.sim.port import Callbacks, ReplicaPort, background_trips, completed_outcome, out_s
+from gorgo.lab.sim.port import Callbacks, ReplicaPort, background_trips, completed_outcome
 
 #: Of a client that has no part of an answer.
 _NOTHING = AnswerSoFar(0, (), 0.0)
@@ -163,7 +163,8 @@ class RemoteReplica:
             refused_s = now + sending.trips.round_trip_s(port.link)
             self._kernel.at(refused_s, partial(self._fail, sending, "connect_failed"))
             return
-        sending.arrives_s = now + out_s(sending.trips, port.link, waits) + self._delayed_s(sending.trips)
+        out_s = sending.trips.out_s(port.link, waits)
+        sending.arrives_s = now + out_s + self._delayed_s(sending.trips) + port.link.transfer_s(sending.body_bytes)
         self._in_transit[sending] = None
         self._kernel.at(sending.arrives_s, partial(self._arrive, sending))
 

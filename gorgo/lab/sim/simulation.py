@@ -44,14 +44,15 @@ from gorgo.lab.sim.port import Monitor, background_trips
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.remote_replica import RemoteReplica
 from gorgo.lab.sim.routers.group import ONE_ROUTER, PeerStore, RouterGroup
-from gorgo.lab.sim.routers.shell import RouterShell, RunParts
+from gorgo.lab.sim.routers.shell import KEYS_PER_REQUEST, RouterShell, RunParts
+from gorgo.lab.sim.topology import Clients
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
 
 
 class Startable(Protocol):
     """A fault, which puts itself into the event queue (`faults`)."""
 
-    def start(self, world: FaultInjector) -> None: ...
+    def start(self, topology: FaultInjector) -> None: ...
 
 
 class Controller(Protocol):
@@ -187,6 +188,9 @@ class Simulation:
         self._openers: Sequence[SimRequest] = ()
         self._turns: dict[int, SimRequest] = {}
         self._next = 0
+        topology = routers.topology
+        #: Clients that are not beside their router.
+        self._clients = None if topology is None or not topology.clients else Clients(topology, draws, seed=seed)
         self._client_concurrency, self._client_waits = client_concurrency or maxsize, False
 
     @property
@@ -198,8 +202,11 @@ class Simulation:
         """Serve every request of `feed`, which is in the order of arrival."""
         assert not self._served.records, "a simulation runs once"
         self._turns = {request.after: request for request in feed if request.after is not None}
-        if self._turns and self._client_concurrency != maxsize:
-            raise ConfigError("a client with a bound on its open requests, in a closed loop; expected one of the two")
+        if (self._turns or self._clients) and self._client_concurrency != maxsize:
+            raise ConfigError(
+                "a client with a bound on its open requests, far from its router or in a closed loop; expected one of "
+                "the two"
+            )
         self._feed = feed
         self._prepare()
         self._openers = [request for request in feed if request.after is None] if self._turns else feed
@@ -208,13 +215,15 @@ class Simulation:
             self.kernel.run()
         assert not self._served, "every request has ended"
         preemptions = sum(site.preemptions for site in self.engines.values())
+        if self._clients is not None:  # they came to their routers in another order
+            self._served.records.sort(key=lambda record: (record.scheduled_s, int(record.id)))
         return SimResult(self._served.records, self.gaps, self.kernel.now, self.kernel.handled, preemptions)
 
     def replace_router(self, number: int) -> None:
         """Kill a router, with its requests, and put a new one in its place, which knows what the store has."""
         shell = self.shells[number]
         shell.replace_router(self._new_router())
-        self._show_engines(shell)
+        self._show_engines(number)
         if self.store is not None:
             self.store.replay(shell)
         shell.arm()
@@ -238,8 +247,8 @@ class Simulation:
         return router
 
     def _prepare(self) -> None:
-        for shell in self.shells:
-            self._show_engines(shell)
+        for number in range(len(self.shells)):
+            self._show_engines(number)
         for site in self.engines.values():
             site.probe_first()
         probe_s, scrape_s = self._intervals
@@ -253,12 +262,14 @@ class Simulation:
         for fault in self._faults:
             fault.start(self.injector)
 
-    def _show_engines(self, shell: RouterShell) -> None:
+    def _show_engines(self, number: int) -> None:
+        shell, topology = self.shells[number], self._group.topology
         policy = shell.router.settings.policy
         if isinstance(policy, EngineObserver):
             policy.observe({name: port for name, (_, port) in shell.ports.items()})
         if isinstance(policy, TraceObserver):
-            policy.prepare(self._feed, self._fleet, block_tokens=self._block_tokens)
+            fleet = self._fleet if topology is None else topology.fleet_of(self._fleet, number)
+            policy.prepare(self._feed, fleet, block_tokens=self._block_tokens)
 
     def _submit(self, action: Callable[[Monitor], None]) -> None:
         for site in self.engines.values():
@@ -286,15 +297,21 @@ class Simulation:
         self._submit_request(request)
 
     def _submit_request(self, request: SimRequest) -> None:
-        self.shells[self._group.router_of(request, seed=self._seed)].submit(request)
+        if self._clients is None:
+            self.shells[self._group.router_of(request, seed=self._seed)].submit(request)
+            return
+        key = request.index * KEYS_PER_REQUEST  # attempts count from 1
+        number, trip = self._clients.start_trip(request, now=self.kernel.now, key=key)
+        self.kernel.at(trip.received_s, partial(self.shells[number].submit, request, trip))
 
     def _begin_turns(self) -> None:
         """Schedule what follows the requests that have ended: an answer that failed is followed too."""
         ended = self._served.ended
         while ended:
-            turn = self._turns.pop(ended.pop(), None)
+            index, ended_s = ended.pop()
+            turn = self._turns.pop(index, None)
             if turn is not None:
-                self.kernel.at(self.kernel.now + turn.think_s, partial(self._submit_request, turn))
+                self.kernel.at(ended_s + turn.think_s, partial(self._submit_request, turn))
 
     def _stop_if_done(self) -> None:
         self._begin_turns()

@@ -14,6 +14,7 @@ from warnings import warn
 from gorgo.config.load import load_config
 from gorgo.config.model import Config
 from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.faults.scenarios import Scenario, chosen_scenario
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.lab.simulate.fleet import chosen_fleet, limits_of, with_queue_for_all
@@ -92,7 +93,7 @@ def simulate_options(
     weights: Mapping[str, Mapping[str, float]] | None = None,
     queue: bool = False,
     filters: TraceFilters | None = None,
-    scenario: str = STEADY,
+    scenario: str | Path | Scenario = STEADY,
     shadow: str | None = None,
     block_tokens: int | None = None,
     routers: RouterGroup = ONE_ROUTER,
@@ -106,22 +107,23 @@ def simulate_options(
     """Return the options of a comparison, those that are not named as the command line has them.
 
     `baselines` are the rows of no policy: `oracle`, by far the slowest to run, `pinned` and `floor`. `fleet` is a name
-    of `gorgo fleets`, or one of your own; None: that of `config`. `weights` are by policy, beside those that `config`
-    has for its own; `source` names a loaded `config` in errors. With `queue` every policy has the queue of the proxy;
-    without it none has.
+    of `gorgo fleets`, or one of your own; None: that of `config`. `scenario` is a name, a file (`*.yaml`) or one of
+    your own. `weights` are by policy, beside those that `config` has for its own; `source` names a loaded `config` in
+    errors. With `queue` every policy has the queue of the proxy; without it none has.
     """
     source, loaded = (config, load_config(config)) if isinstance(config, Path) else (source, config)
     own = {loaded.proxy.policy: dict(loaded.proxy.weights)}
+    chosen = fleet if isinstance(fleet, SimFleet) else chosen_fleet(loaded, fleet, source=source)
     return SimulateOptions(
         trace=str(trace),
-        fleet=fleet if isinstance(fleet, SimFleet) else chosen_fleet(loaded, fleet, source=source),
+        fleet=chosen,
         filters=filters or TraceFilters(),
         policies=tuple(dict.fromkeys(policies)),
         baselines=tuple(baselines),
         weights={**own, **(weights or {})},
         time_scales=time_scales,
         seeds=seeds,
-        scenario=scenario,
+        scenario=chosen_scenario(scenario, chosen),
         limits=with_queue_for_all(limits_of(loaded), enabled=queue),
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,

@@ -17,7 +17,9 @@ from gorgo.core.limits import RouterLimits
 from gorgo.lab.datasets import content_digest
 from gorgo.lab.results import ResultRow
 from gorgo.lab.served import is_good
+from gorgo.lab.sim.faults.scenarios import Scenario
 from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.network import LATER
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.lab.sim.workload import SimRequest
@@ -102,7 +104,8 @@ def _digest(value: object) -> str:
 def _plain(value: object) -> object:
     """Return records as values of JSON, the same in every process."""
     if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+        given = [(one, getattr(value, one.name)) for one in fields(value)]
+        return {one.name: _plain(found) for one, found in given if not (one.metadata == LATER and found == one.default)}
     if isinstance(value, Mapping):
         return sorted([f"{key}", _plain(inner)] for key, inner in value.items())
     if isinstance(value, Set):
@@ -138,6 +141,8 @@ class SimJob:
         The policy's defaults where None. Whether they lie in their box was minded by whoever made them.
     fleet:
         Before the scenario changes it.
+    scenario:
+        By name, or one's own.
     seed:
         Of the network's jitter, the Router's ties, the scatter of equal time stamps and the window of a shape: the same
         for every policy.
@@ -171,7 +176,7 @@ class SimJob:
     time_scale: float = 1.0
     weights: Mapping[str, float] | None = None
     seed: int = 0
-    scenario: str = STEADY
+    scenario: str | Scenario = STEADY
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
     scrape_interval_s: float | None = None

@@ -92,7 +92,10 @@ def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> Sim
 def trace_name(job: SimJob) -> str:
     """The trace's, with a named fleet and a scenario other than the steady one: rows of different ones are apart."""
     name = Path(job.trace).name
-    unlike = [*filter(None, [job.fleet.name]), *([] if job.scenario == STEADY else [job.scenario])]
+    own = None if isinstance(job.scenario, str) else job.scenario
+    scenario = job.scenario if isinstance(job.scenario, str) else job.scenario.name
+    unlike = [*filter(None, [job.fleet.name]), *([] if scenario == STEADY else [scenario])]
+    unlike += ["no TCP windows"] if own is not None and not own.network.tcp_windows else []
     unlike += ["closed loop"] if job.closed_loop else []
     return f"{name} ({', '.join(unlike)})" if unlike else name
 
@@ -128,7 +131,7 @@ def _row(
         share=_shares(good),
         prediction_error_ms=Spread.of(
             [
-                abs(record.predicted_ttft_ms - record.ttft_ms)
+                abs(record.predicted_ttft_ms + record.client_network_ms - record.ttft_ms)
                 for record in good
                 if record.predicted_ttft_ms is not None and record.ttft_ms is not None
             ]

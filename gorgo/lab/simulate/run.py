@@ -105,11 +105,13 @@ def policy_of(name: str) -> Policy:
 
 def _run(job: SimJob, controllers: Sequence[Controller], given: Policy | None) -> SimulatedRun:
     scenario = find_scenario(job.scenario)
-    fleet = scenario.fleet(job.fleet)
+    fleet, routers = scenario.applied_to(job.fleet), job.routers.placed(scenario.topology)
     block_tokens = _block_tokens(job)
-    feed = _reshaped(_feed(job), scenario.reshape)
+    feed = _reshaped(_feed(job), scenario.moved)
     if job.policy == FLOOR:
-        return floor_run(job, feed, lower_bound(feed, fleet, block_tokens=block_tokens))
+        return floor_run(
+            job, feed, lower_bound(feed, fleet, block_tokens=block_tokens, topology=routers.topology, seed=job.seed)
+        )
     policy = policy_of(job.policy) if given is None else given
     shadow = make_shadow(job.shadow, policy)
     weights = (
@@ -117,14 +119,14 @@ def _run(job: SimJob, controllers: Sequence[Controller], given: Policy | None) -
         if job.weights is None
         else Weights.of(policy.weight_specs, job.weights, version=1, allow_out_of_range=True)
     )
-    if job.routers.shells > 1 and find_learner(policy, shadow) is not None:
-        raise ConfigError(f"{job.routers.shells} routers with a policy that learns; expected one router, or all in one")
+    if routers.shells > 1 and find_learner(policy, shadow) is not None:
+        raise ConfigError(f"{routers.shells} routers with a policy that learns; expected one router, or all in one")
     simulation = Simulation(
         fleet,
         policy,
         seed=job.seed,
         weights=weights,
-        faults=scenario.faults(fleet, feed[-1].arrival_s if feed else 0.0),
+        faults=scenario.planned(fleet, feed[-1].arrival_s if feed else 0.0),
         limits=_limits(job, block_tokens, samples=bool(controllers)),
         block_tokens=block_tokens,
         probe_interval_s=job.probe_interval_s,
@@ -132,7 +134,7 @@ def _run(job: SimJob, controllers: Sequence[Controller], given: Policy | None) -
         client_concurrency=job.client_concurrency,
         slo_ttft_s=None if job.slo_ttft_ms is None else job.slo_ttft_ms / 1e3,
         shadow=shadow,
-        routers=job.routers,
+        routers=routers,
         controllers=[*controllers, *_training(policy, shadow, job.seed)],
     )
     result = simulation.run(feed)

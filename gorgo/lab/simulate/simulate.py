@@ -28,7 +28,7 @@ from gorgo.lab.failures import failure_lines
 from gorgo.lab.progress import shown_progress
 from gorgo.lab.result_table import SIMULATED, results_table
 from gorgo.lab.results import ResultRow, load_text, write_results
-from gorgo.lab.sim.faults.scenarios import find_scenario
+from gorgo.lab.sim.faults.scenarios import Scenario, find_scenario
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95, units_of
@@ -75,7 +75,7 @@ class SimulateOptions:
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     time_scales: Sequence[float] = (1.0,)
     seeds: Sequence[int] = (0,)
-    scenario: str = STEADY
+    scenario: str | Scenario = STEADY
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
     scrape_interval_s: float | None = None
@@ -168,7 +168,9 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
 
 def _check(options: SimulateOptions) -> None:
     """Raise for a wrong name or weight before the first run."""
-    find_scenario(options.scenario).fleet(options.fleet)
+    scenario = find_scenario(options.scenario)
+    scenario.planned(scenario.applied_to(options.fleet), 1.0)
+    options.routers.placed(scenario.topology)
     for name in options.names:
         if name != FLOOR:
             Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, allow_out_of_range=True)

@@ -29,7 +29,7 @@ from gorgo.core.numeric import is_quick
 from gorgo.engines.base import is_well, merged, probe_paths
 from gorgo.live.event_loop import Clock
 from gorgo.live.http.headers import Header
-from gorgo.live.logs import log, log_missing
+from gorgo.live.logs import log
 from gorgo.live.monitor.discovery import Discovered, Discovery
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.address import RESOLVE_INTERVAL_S
@@ -102,7 +102,7 @@ class Scraper:
             status, body = await self._fetch(path, SCRAPE_TIMEOUT_S)
             if status == 200:
                 sample = self._target.dialect.read_metrics(body.decode("utf-8", "replace"))
-        log_missing(self._target.name, self._target.reports.on_scrape(status, sample))
+        self._target.check_metrics(status, sample)
         return sample
 
     async def _read_loads(self) -> EngineSample | None:

@@ -1,11 +1,11 @@
-"""A worker among those of its router: reports over the parent's socket, every 10 ms while it has requests.
+"""A worker among those of its router: reports in shared memory, every 10 ms while it has requests.
 
-Owns the intervals and the form of a report on the socket (`LocalPeers`). Leaves the connection to `workers.link`, and
-the meaning of reports to `core.peers`. It is the second transport of reports, beside the store of several routers.
+Owns the intervals and the form of a report there (`LocalPeers`). Leaves the memory to `workers.reports`, and the
+meaning of reports to `core.peers`. It is the second transport of reports, beside the store of several routers.
 
 Theory of operation. Both ends are this program's and of one machine: a report is not parsed as a stranger's would be,
-and its age is a difference of the machine's monotonic clock. What a full connection did not take is part of the next
-report. An idle worker sleeps until its next request or heartbeat.
+and its age is a difference of the machine's monotonic clock. A report wakes nobody: each worker reads those of the
+others before a decision and in its own turns. An idle worker sleeps until its next request or heartbeat.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from gorgo.core.peers.exchange import HEARTBEAT_S
 from gorgo.core.peers.records import PeerReport
 from gorgo.core.router import Router
 from gorgo.live.event_loop import Clock, RouterGateway
+from gorgo.live.logs import log_failure
 from gorgo.live.peer_store.service import PeerRow, PeerStoreService, peer_rows
 from gorgo.live.peer_store.writer import OutgoingReports
 from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, Subject
 from gorgo.live.workers.link import WorkerLink
+from gorgo.live.workers.reports import SharedReports
 
 #: Between two reports of a worker with requests, s.
 INTERVAL_S = 0.01
@@ -45,7 +47,7 @@ class LocalPeers:
 
     Parameters
     ----------
-    link:
+    link, reports:
         To the other workers.
     router, gateway, clock:
         Of the process.
@@ -58,6 +60,7 @@ class LocalPeers:
     def __init__(
         self,
         link: WorkerLink,
+        reports: SharedReports,
         router: Router,
         gateway: RouterGateway,
         clock: Clock,
@@ -77,6 +80,7 @@ class LocalPeers:
         #: Probes a replica now; set by the process.
         self.probe: Callable[[str], None] = lambda _: None
         self._link = link
+        self._memory = reports
         self._router = router
         self._gateway = gateway
         self._clock = clock
@@ -85,30 +89,39 @@ class LocalPeers:
         #: Member by worker.
         self._members: dict[int, str] = {}
         gateway.on_dispatch.append(self._on_dispatch)
-        link.on_report = self._take
+        gateway.before_decision = self.read_reports
         link.on_ended.append(self._forget)
 
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
+            self.read_reports()
             if self._outgoing or self.peers.has_news(now=self._clock()):
                 self.write_report()
-            if not self._router.in_flight and not self._outgoing:
+            if not (self._router.in_flight or self._router.queued or self._outgoing):
                 self._woken.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(HEARTBEAT_S):
                         await self._woken.wait()
 
     def write_report(self) -> None:
-        """Send a report of now; what a full connection does not take is part of the next one."""
+        """Write a report of now; one beyond the memory's bound is part of the next one."""
         report = self._reports.make_report(self._outgoing, now=self._clock())
         content = _ENCODE(report)
         self.counts.dropped = self._outgoing.dropped + self.peers.outbox.dropped
-        if self._link.send_report(_WRITTEN.pack(monotonic()) + content):
+        if self._memory.write(_WRITTEN.pack(monotonic()) + content):
             self._outgoing.on_written()
             self.counts.reports["written"] += 1
             self.counts.written_bytes += len(content)
+
+    def read_reports(self) -> None:
+        """Take in what the others have written since the last call."""
+        for worker, content in self._memory.read():
+            try:
+                self._take(worker, content)
+            except Exception as failure:  # noqa: BLE001 - a fault in a report must not fail the request that reads it
+                log_failure("worker_event_failed", failure, topic="report")
 
     def known_peers(self) -> list[PeerRow]:
         """Return the other workers, the last one heard of first."""
@@ -145,6 +158,7 @@ class LocalPeers:
 
     def _forget(self, worker: int) -> None:
         """Count nothing of a worker that has ended: its requests have ended with it."""
+        self._memory.skip(worker)
         member = self._members.pop(worker, None)
         if member is not None:
             self.peers.drop_router(member)

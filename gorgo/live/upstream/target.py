@@ -1,14 +1,22 @@
-"""One replica as the proxy reaches it: connections, dialect, key, and the number of attempts in progress.
+"""One replica as the proxy reaches it: connections, dialect, key, attempts in progress, and reports that it lacks.
 
-By that number the connections of a removed replica are closed after its last stream.
+By the number of attempts the connections of a removed replica are closed after its last stream. A report that the
+replica does not make is logged once, with the engine's flag that turns it on (`ReportWatch`): without `cached_tokens`
+the estimate of the prefix index is never checked, and without metrics the Router knows its own load only.
+
+Theory of operation: an unreachable engine says nothing about its reports, so only an HTTP answer counts for metrics.
+Some versions omit `cached_tokens` if nothing was cached, so only answers with an expected cache hit count, and
+several in a row.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
 from gorgo.config.fleet import KvEventsConfig, ReplicaConfig
@@ -16,10 +24,13 @@ from gorgo.config.model import LimitsConfig
 from gorgo.config.router_settings import Deadlines
 from gorgo.config.values import AUTO, WARM_CONNECTIONS
 from gorgo.core.limits import BufferBudget
-from gorgo.engines.base import EngineDialect, ReportWatch
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import COMPLETED, EngineSample, Outcome
+from gorgo.engines.base import EngineDialect
 from gorgo.engines.discovery import FoundEngine
 from gorgo.engines.registry import dialect
 from gorgo.live.cache_push import PushSource
+from gorgo.live.logs import log
 from gorgo.live.replica_secrets import ReplicaSecrets
 from gorgo.live.upstream.client import UpstreamClient
 from gorgo.live.upstream.transport import PlainTransport
@@ -30,6 +41,108 @@ UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
 
 #: The reason of an answer that goes on elsewhere because its replica drains or has left.
 MOVED = "moved"
+
+
+#: Answers in a row that lack an expected report of cached tokens: one may be a wrong estimate, five are a setting.
+_SILENT_ANSWERS = 5
+
+
+class Report(Enum):
+    """Reports that an engine can make."""
+
+    CACHED_TOKENS = "cached_tokens"
+    METRICS = "metrics"
+
+
+class ReportState(Enum):
+    """`UNKNOWN` until something was seen; plain OpenAI's metrics stay so, because nothing is expected of them."""
+
+    UNKNOWN = "unknown"
+    REPORTED = "reported"
+    MISSING = "missing"
+
+
+_COST = {
+    Report.CACHED_TOKENS: "the router's estimate of that cache cannot be checked",
+    Report.METRICS: "the router knows only the load that it sends there itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MissingReport:
+    """A missing report; returned once per replica and report."""
+
+    report: Report
+    engine: str
+    #: The engine's own flag; `None` where it has none.
+    flag: str | None
+
+    @property
+    def advice(self) -> str:
+        """One sentence for the operator."""
+        remedy = f"start the engine with {self.flag}" if self.flag else "this kind of engine has no flag for it"
+        return f"{self.engine} does not report {self.report.value}: {_COST[self.report]}; {remedy}"
+
+
+@dataclass(slots=True)
+class ReportWatch:
+    """The reports of one replica.
+
+    Each method returns a `MissingReport` when a report is first found missing, else `None`. `states` follows the
+    current behaviour: a restart with the flag clears it.
+
+    Example
+    -------
+    >>> from gorgo.engines.registry import dialect
+    >>> watch = ReportWatch(dialect("sglang"))
+    >>> watch.on_scrape(404, None).flag
+    '--enable-metrics'
+    >>> watch.on_scrape(404, None) is None
+    True
+    """
+
+    dialect: EngineDialect
+    states: dict[Report, ReportState] = field(default_factory=lambda: dict.fromkeys(Report, ReportState.UNKNOWN))
+    _silent: int = 0
+    #: That state, for most answers: to hash a key takes longer.
+    _reports_cached: bool = False
+    _said: set[Report] = field(default_factory=set)
+
+    def on_answer(self, *, cached_tokens: int | None, estimated_tokens: float) -> MissingReport | None:
+        """Record an answer with usage; `estimated_tokens` of its prompt were estimated as cached."""
+        if cached_tokens is not None:
+            self._silent = 0
+            if self._reports_cached:
+                return None
+            self._reports_cached = True
+            return self._set(Report.CACHED_TOKENS, ReportState.REPORTED)
+        self._silent += estimated_tokens > 0
+        missing = self._silent >= _SILENT_ANSWERS
+        if missing:
+            self._reports_cached = False
+        return self._set(Report.CACHED_TOKENS, ReportState.MISSING) if missing else None
+
+    def on_scrape(self, status: int | None, sample: EngineSample | None) -> MissingReport | None:
+        """Record a scrape of `metrics_path`: its HTTP status (`None`: no answer) and the values read."""
+        if self.dialect.metrics_path is None or status is None or status in _PASSING:
+            return None
+        known = status == 200 and sample is not None and sample.running_requests is not None
+        return self._set(Report.METRICS, ReportState.REPORTED if known else ReportState.MISSING)
+
+    def _set(self, report: Report, state: ReportState) -> MissingReport | None:
+        self.states[report] = state
+        if state is not ReportState.MISSING or report in self._said:
+            return None
+        self._said.add(report)
+        return MissingReport(report, self.dialect.name, self.dialect.report_flags.get(report.value))
+
+    def as_dict(self) -> Mapping[str, str]:
+        """For `/admin/fleet`."""
+        return {report.value: state.value for report, state in self.states.items()}
+
+
+#: Says that the engine is busy, starting or broken, not that it has no metrics.
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class RunningStream(Protocol):
@@ -98,6 +211,24 @@ class Target:
         self.active -= 1
         if not self.active:
             self._drained.set()
+
+    def check_usage(self, dispatch: Dispatch, outcome: Outcome) -> None:
+        """Log once if the usage of the replica's answers lacks what its engine should report."""
+        if outcome.result is COMPLETED and outcome.prompt_tokens is not None:
+            estimated = dispatch.decision.estimated_cached_tokens
+            missing = self.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
+            if missing is not None:
+                self._log_missing(missing)
+
+    def check_metrics(self, status: int | None, sample: EngineSample | None) -> None:
+        """Log once if a scrape shows that the engine has no metrics."""
+        missing = self.reports.on_scrape(status, sample)
+        if missing is not None:
+            self._log_missing(missing)
+
+    def _log_missing(self, missing: MissingReport) -> None:
+        level, report = logging.WARNING, missing.report.value
+        log("report_missing", level=level, replica=self.name, report=report, advice=missing.advice)
 
     async def wait_drained(self) -> None:
         """Return when no attempt is in progress."""

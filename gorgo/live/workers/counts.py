@@ -31,14 +31,14 @@ _ROW = _HEAD + ENTRIES * _CELLS
 
 
 def shared_bytes(workers: int) -> int:
-    """Return the size of the memory."""
+    """Return the size of the counts."""
     return workers * _ROW * 8
 
 
-def make_memory(workers: int) -> int:
-    """Return the descriptor of new memory, which the workers inherit."""
+def make_memory(workers: int, *, more: int = 0) -> int:
+    """Return the descriptor of new memory, which the workers inherit; with so many bytes `more` behind the counts."""
     descriptor = os.memfd_create("gorgo-counts")
-    os.ftruncate(descriptor, shared_bytes(workers))
+    os.ftruncate(descriptor, shared_bytes(workers) + more)
     os.set_inheritable(descriptor, True)
     return descriptor
 

@@ -5,9 +5,9 @@ Owns the form of a frame and one end of a connection (`Channel`). Leaves what fr
 
 Theory of operation. Each worker has one connection, to the parent, which passes frames on to the others by their head
 alone. All ends are this program's own and of one machine, so what a frame carries is pickled, and its age is a
-difference of the machine's monotonic clock. Nobody waits for a slow reader. Frames that the next one replaces
-(`FrameKind.REPORT`) are left out for it. A reader that misses others would differ from the rest for good, so its
-connection is cut, and the worker is started anew.
+difference of the machine's monotonic clock. Nobody waits for a slow reader. One that misses a frame would differ from
+the rest for good, so its connection is cut, and the worker is started anew. What the next one replaces, a report of
+load, is no frame (`reports`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _HEAD = struct.Struct("!IBhhI")
 HEAD_BYTES = _HEAD.size
 #: As a receiver: every other worker. And as sender or receiver: the parent.
 ALL, PARENT = -1, -2
-#: Bytes that wait for a reader: above the first bound reports are left out, some tenths of a second of them. Above the
-#: second one the connection is cut: a whole push of a large cache waits below it.
-MAX_REPORT_BYTES = 1 << 20
+#: Bytes that wait for a reader: above them the connection is cut. A whole push of a large cache waits below it.
 MAX_WAITING_BYTES = 64 << 20
 
 
@@ -47,8 +45,7 @@ class FrameKind(IntEnum):
     READY = 6
     RESTART = 11
     LEAVE = 13
-    #: Between workers: a report that the next one replaces, an event, a question and its answer.
-    REPORT = 7
+    #: Between workers: an event, a question and its answer.
     EVENT = 8
     QUESTION = 9
     ANSWER = 10
@@ -107,21 +104,16 @@ class Channel(asyncio.Protocol):
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        #: Reports that were left out for a slow reader.
-        self.left_out = 0
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def write_frame(self, frame: Frame) -> bool:
-        """Write a frame; return whether it was taken. A reader that misses more than reports is cut."""
+        """Write a frame; return whether it was taken. A reader that would miss one is cut."""
         if self._transport is None or self._transport.is_closing():
             return False
         waiting = self._transport.get_write_buffer_size()
-        if frame.kind is FrameKind.REPORT and waiting > MAX_REPORT_BYTES:
-            self.left_out += 1
-            return False
         if waiting > MAX_WAITING_BYTES:
             self._transport.abort()
             return False

@@ -114,8 +114,7 @@ class WorkerLink:
     joined: set[int] = field(default_factory=set)
     #: All workers, as the parent last said.
     rows: tuple[WorkerRow, ...] = ()
-    #: Called with a report of another worker, and with the number of one that has ended.
-    on_report: Callable[[int, bytes], None] | None = None
+    #: Called with the number of a worker that has ended.
     on_ended: list[Callable[[int], None]] = field(default_factory=list)
     _on_parent_end: Callable[[], None] | None = None
     _channel: Channel | None = None
@@ -167,11 +166,6 @@ class WorkerLink:
     def restart(self, worker: int) -> None:
         """Let the parent start a worker again."""
         self._send(FrameKind.RESTART, PARENT, 0, worker)
-
-    def send_report(self, content: bytes) -> bool:
-        """Send a report to all others; return whether it was taken. A slow reader misses it."""
-        channel = self._channel
-        return channel is not None and channel.write_frame(Frame(FrameKind.REPORT, self.number, ALL, 0, content))
 
     def publish(self, topic: str, *arguments: object, to: int = ALL) -> None:
         """Let all others, or one, apply an event."""
@@ -259,9 +253,6 @@ class WorkerLink:
     def on_frame(self, frame: Frame) -> None:
         """Take a frame."""
         match frame.kind:
-            case FrameKind.REPORT:
-                if self.on_report is not None:
-                    self._guarded("report", self.on_report, (frame.sender, frame.content))
             case FrameKind.EVENT:
                 topic, arguments = unpacked(frame.content)
                 apply = self._events.get(topic)

@@ -21,16 +21,16 @@ from gorgo.core.messages.request import REFUSALS
 from gorgo.core.record import record
 from gorgo.errors import InvalidValueError
 from gorgo.picker.exchange.lifetime import BODY_BYTES
-from gorgo.picker.protocol.messages import DESTINATION, SERVED_BY, STATUS, TRIED
+from gorgo.picker.protocol.messages import BODY, DESTINATION, SERVED_BY, STATUS, TRIED, USAGE
 
 Json = dict[str, Any]
 
-_EXTENSIONS = "type.googleapis.com/envoy.extensions."
+_TYPES = "type.googleapis.com/envoy."
 
 
 def typed(kind: str, **fields: Any) -> Json:
     """Return a message of Envoy's extensions, by the rest of its type's name."""
-    return {"@type": _EXTENSIONS + kind, **fields}
+    return {"@type": f"{_TYPES}extensions.{kind}", **fields}
 
 
 def seconds(value: float) -> str:
@@ -76,16 +76,16 @@ def client_tls(*, sni: str | None, ca_file: str, alpn: tuple[str, ...] = (), sho
     return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
 
-# Envoy's filter that reads the engine's counts of tokens: a Lua script over the end of each answer.
+# Envoy's filter that leaves the access log what it needs of an answer: a Lua script.
 #
-# Of a short answer in one piece that says how long it is, the picker reads them itself. Of any other one the script is
-# called with each chunk, and does nothing but to retain the last ones; once an answer has ended, the last object under
-# a key of counts is searched for them. Envoy's own `sse_to_metadata` parses the JSON of each event instead, and takes
-# longer. Little is retained: more would cost each event a part of the collector's work.
+# A short answer in one piece is in the log whole, and the picker judges it and reads its counts. Of any other one the
+# script does nothing with a chunk but to retain the last ones; once the answer has ended, the last object under a key
+# of counts is searched for them. Envoy's own `sse_to_metadata` parses the JSON of each event instead, and takes
+# longer. Little is retained of a stream: more would cost each event a part of the collector's work.
 
 
-#: Namespace of the counts in Envoy's dynamic metadata: the access log has it.
-USAGE = "usage"
+#: Type of an answer in one piece, which the log has if it is short.
+_WHOLE_TYPE = "application/json"
 #: Bytes of one chunk's end that are retained, more than any event with counts; and least bytes of a retained part.
 _CHUNK_BYTES, _PART_BYTES = 8192, 256
 _SCRIPT = """\
@@ -93,21 +93,32 @@ function envoy_on_response(handle)
   local headers = handle:headers()
 %(hide)s  local kind, coding = headers:get("content-type") or "", headers:get("content-encoding")
   local is_stream = kind:find("^text/event%%-stream")
-  if coding or not (is_stream or kind:find("^application/json")) then return end
-  -- The picker has all of it, by the filter of first tokens.
-  local size = tonumber(headers:get("content-length") or "")
-  if size and size <= %(whole)d and not is_stream then return end
-  -- The last four parts: a short one is joined with the next.
-  local first, second, third, last = "", "", "", ""
+  if is_stream and coding or not (is_stream or kind:find("^%(type)s")) then return end
+  -- What has come of an answer in one piece, while it is short; else the last four parts: a short one is joined with
+  -- the next.
+  local whole, first, second, third, last = not is_stream and "", "", "", "", ""
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
-      local from = length > %(chunk)d and length - %(chunk)d or 0
-      local part = chunk:getBytes(from, length - from)
-      -- A batch, whose counts the picker sums.
-      if not is_stream and last == "" and part:find("^%%s*%%[") then return end
-      if #last < %(part)d then last = last .. part else first, second, third, last = second, third, last, part end
+      if whole and #whole + length <= %(whole)d then
+        whole = whole .. chunk:getBytes(0, length)
+      else
+        local from = length > %(chunk)d and length - %(chunk)d or 0
+        local part = chunk:getBytes(from, length - from)
+        if whole then
+          -- The counts of a batch would have to be summed.
+          if coding or (whole .. chunk:getBytes(0, length - from)):find("^%%s*%%[") then return end
+          last, whole = whole:sub(-%(chunk)d), nil
+        end
+        if #last < %(part)d then last = last .. part else first, second, third, last = second, third, last, part end
+      end
     end
+  end
+  local metadata = handle:streamInfo():dynamicMetadata()
+  if whole then
+    -- As text: the log's entries have no other.
+    if whole ~= "" then metadata:set("%(usage)s", "%(body)s", handle:base64Escape(whole)) end
+    return
   end
   local text = first .. second .. third .. last
   -- A quote within a text of JSON is escaped: no text looks like a key. A plain search costs less than a pattern.
@@ -131,7 +142,6 @@ function envoy_on_response(handle)
     cached = from_cache
     if prompt then prompt = prompt + from_cache + (read("cache_creation_input_tokens") or 0) end
   end
-  local metadata = handle:streamInfo():dynamicMetadata()
   local function set(name, value) if value then metadata:set("%(usage)s", name, value) end end
   set("prompt_tokens", prompt)
   set("cached_tokens", cached)
@@ -154,7 +164,7 @@ def usage_filter(*, hides_replica: bool) -> Json:
     """Return the filter; with `hides_replica` it removes the replica's name where the picker has not given it."""
     hide = _HIDE % OWN if hides_replica else ""
     bounds = {"chunk": _CHUNK_BYTES, "part": _PART_BYTES, "whole": BODY_BYTES}
-    script = _SCRIPT % {"usage": USAGE, "hide": hide, **bounds}
+    script = _SCRIPT % {"usage": USAGE, "body": BODY, "type": _WHOLE_TYPE, "hide": hide, **bounds}
     config = typed("filters.http.lua.v3.Lua", default_source_code={"inline_string": script})
     return {"name": "envoy.filters.http.lua", "typed_config": config}
 
@@ -163,9 +173,9 @@ def usage_filter(*, hides_replica: bool) -> Json:
 #
 # 1. `envoy.filters.http.ext_proc`: the decision. Envoy buffers the request's body, and the call stays open until the
 #    exchange ends: its end releases the replica's load. A picker that dies cuts no reply.
-# 2. `first`: one message to the picker at the first chunk of each reply, for which no chunk waits.
-# 3. `envoy.filters.http.lua`: the engine's count of tokens, for the access log (`usage_filter`).
-# 4. The access log: reason, durations and usage, batched.
+# 2. `first`: one message to the picker at the first chunk of each reply that may be a stream, for which no chunk waits.
+# 3. `envoy.filters.http.lua`: a short answer, or the engine's counts of tokens, for the access log (`usage_filter`).
+# 4. The access log: reason, durations and what that filter has found, batched.
 
 
 #: Cluster of the picker.
@@ -248,7 +258,23 @@ def _first_token(message_timeout_s: float) -> Json:
         response_attributes=[SERVED_BY, STATUS],
         metadata_options={"forwarding_namespaces": {"untyped": [OWN]}},
     )
-    return {"name": "first", "typed_config": config}
+    call = {"name": "envoy.filters.http.ext_proc", "typed_config": config}
+    skip = {"name": "skip", "typed_config": typed("filters.common.matcher.action.v3.SkipFilter")}
+    in_log = {"and_matcher": {"predicate": [_starts("Response", "content-type", _WHOLE_TYPE), _stored()]}}
+    matchers = {"matcher_list": {"matchers": [{"predicate": in_log, "on_match": {"action": skip}}]}}
+    delegate = typed("common.matching.v3.ExtensionWithMatcher", extension_config=call, xds_matcher=matchers)
+    return {"name": "first", "typed_config": delegate}
+
+
+def _stored() -> Json:
+    """Return what is true of every path but those whose answers the next request may name: that does not wait."""
+    return {"not_matcher": _starts("Request", ":path", "/v1/responses")}
+
+
+def _starts(kind: str, header: str, text: str) -> Json:
+    """Return what is true of a request or response whose `header` begins with `text`."""
+    source = {"@type": f"{_TYPES}type.matcher.v3.Http{kind}HeaderMatchInput", "header_name": header}
+    return {"single_predicate": {"input": {"name": header, "typed_config": source}, "value_match": {"prefix": text}}}
 
 
 # Envoy's clusters: the replicas, and the picker.

@@ -215,6 +215,8 @@ class LogEntry:
         Request received to the first byte of the answer's body; `None` without one.
     usage:
         As the answer reports it.
+    body:
+        Of a short answer in one piece, of which no call was made.
     served:
         Who answered last, and the tries before.
     headers:
@@ -229,6 +231,7 @@ class LogEntry:
     failure: str | None = None
     first_body_s: float | None = None
     usage: Usage | None = None
+    body: bytes | None = None
     served: ServedBy | None = None
     headers: tuple[Header, ...] = ()
     is_local: bool = False
@@ -500,6 +503,8 @@ class PickerExchange:
         self._entry = entry
         if entry.served is not None:
             self.served_at(entry.served)
+        if entry.body is not None and not self.answer.chunks:
+            self.feed(entry.body, end=True)
         if entry.first_body_s is not None and self.answer.in_first_chunk:
             self._pending.record.ttft_s = entry.first_body_s
         if self.ended:
@@ -541,7 +546,7 @@ class PickerExchange:
         state.routing.gateway.finish(dispatch, outcome)
         state.open_exchanges.remove(self)
         if pending.has_prompt:
-            state.replicas.check_usage(dispatch, self._target, outcome)
+            self._target.check_usage(dispatch, outcome)
             pending.record.attempt_ended(dispatch, outcome)
         disconnected = outcome.result is AttemptResult.CLIENT_DISCONNECTED
         pending.close(self._sent_status(outcome), disconnected=disconnected)

@@ -25,6 +25,9 @@ _SUBSET = f"{DESTINATION}-subset"
 LB, OWN, _HINT = "envoy.lb", "epp", "envoy.lb.subset_hint"
 #: In the own namespace: the statuses by which Envoy's tries of one request failed, in their order.
 TRIED = "tried"
+#: Namespace of what Envoy's script leaves of an answer: the counts of tokens; or all of a short one in one piece, as
+#: text in base 64.
+USAGE, BODY = "usage", "body"
 #: Attributes of a response, and under which name they come.
 SERVED_BY, STATUS, _FILTER = "upstream.address", "response.code", "envoy.filters.http.ext_proc"
 #: Addresses of one hint that are read: more replicas than a pool has.

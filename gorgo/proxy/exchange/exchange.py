@@ -1,9 +1,9 @@
 """One request in progress: what belongs to it, its wait in the queue, and its attempts until a response is complete.
 
-Owns what is sent to a replica, the result of its response, failure or silence, and what the proxy itself says to the
-client (`ClientResponse`). Guarantees that each dispatch of the Router is finished exactly once. Leaves the order of a
-request's steps to `gorgo.proxy.server`, the bytes of a response to `gorgo.proxy.exchange.relay`, and the next attempt
-to the Router.
+Owns what is sent to a replica, and the result of its response, failure or silence. Guarantees that each dispatch of the
+Router is finished exactly once. Leaves the order of a request's steps to `gorgo.proxy.server`, the bytes of a response
+to `gorgo.proxy.exchange.relay`, what the proxy itself says to the client to `ClientResponse`, what is kept of an answer
+to `RetainedAnswer`, and the next attempt to the Router.
 
 Theory of operation: each attempt has one `finally`. Until a result is known, its outcome is a disconnected client: the
 meaning of a cancellation at any point. An attempt claims the response before anything is sent to the client. From then
@@ -13,74 +13,56 @@ on no other attempt is made, so the request's body is dropped: a stream may take
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Coroutine
+from dataclasses import field, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from gorgo.core.continuation import (
-    CHAT,
-    COMPLETIONS,
     ROUTES,
-    Continuation,
-    NotContinuableError,
-    PartialAnswer,
     Seam,
-    as_chat,
     continued_body,
-    half_character,
     last_event,
     missing_counts,
-    read_answer,
-    refusal,
     shows_usage,
     with_default_bound,
 )
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.numeric import parse_json
 from gorgo.core.record import mutable_record
-from gorgo.core.stream import UsageReader
-from gorgo.engines.base import TOKENIZE_PATH, continuation_of, read_tokens, template_body, tokenize_body
+from gorgo.engines.base import continuation_of
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.body import RequestBuffer, ResettableTimeout, buffer_client
-from gorgo.live.http.errors import HttpError, Message, Receive, Send, error_event, send_error
-from gorgo.live.http.headers import EncodedHeaders, Header, encode_lines, headers_for_replica, request_id_of
+from gorgo.live.http.errors import HttpError, Message, Receive, Send
+from gorgo.live.http.headers import Header, headers_for_replica, request_id_of
 from gorgo.live.logs import log_failure
 from gorgo.live.request.parse import ParsedRequest, engine_text, failure_of, follow_model
-from gorgo.live.request.record import RETRY_SOON, RequestRecord, record_refusal, refusal_headers
+from gorgo.live.request.record import RequestRecord
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
 from gorgo.live.upstream.target import MOVED, Target
-from gorgo.proxy.exchange.relay import (
-    CutEndError,
-    Passage,
-    Refusal,
-    ResponseWriter,
-    TryWrite,
-    direct_write,
-    no_direct_write,
-    relay,
-    retain_failure,
-)
-from gorgo.proxy.exchange.rest import relay_rest
+from gorgo.proxy.exchange.answer import BrokenAnswer, RetainedAnswer, as_read
+from gorgo.proxy.exchange.passage import Passage, Refusal
+from gorgo.proxy.exchange.relay import CutEndError, relay, relay_rest, retain_failure
+from gorgo.proxy.exchange.response import ClientResponse, direct_write, own_headers
+
+#: Answers of a replica in a row that break off behind their finish reason: from so many on its engine is taken to end
+#: so, and no other replica is asked for the counts. A prefill for each answer would be a high price.
+MOST_CUT_ENDS = 3
+#: The comment in the place of counts that a client asked for and no replica has said.
+LACKS_COUNTS = b": x-gorgo-usage-missing\n\n"
+#: A larger request is not sent again for the rest of its answer: it would be parsed within the event loop, 10 ms a MB.
+MAX_CONTINUED_BODY = 1024 * 1024
 
 # What passes between a request and its attempts: leases, the wait of a queued request, the race of two attempts.
 #
-# Owns the hand-over from the event that decides to the task that waits: a decision is not lost if the client
-# disconnects in between. Owns which of the open attempts, at most two, the client is sent, and how the other one has
-# to stop.
-#
-# Theory of operation. The first attempt runs in the task of its exchange, so that a request without a hedge pays
-# nothing. A hedge has a task of its own. Before anything is sent to the client an attempt claims it, in one step that
-# also cancels the other's task. A cancelled task runs no further line of its own, so two attempts never write. A task
-# that has not begun is not cancelled: it would then never begin, nor release its reservation. Its first act is to
-# check that it is open.
-
-
-#: For an engine's count of the tokens of an answer, s: milliseconds on one that is well, and the client waits.
-TOKENIZE_TIMEOUT_S = 1.0
+# A decision is not lost if the client disconnects between the event that decides and the task that waits. Of the open
+# attempts, at most two, the client is sent one. The first attempt runs in the task of its exchange, so that a request
+# without a hedge pays nothing. A hedge has a task of its own. Before anything is sent to the client an attempt claims
+# it, in one step that also cancels the other's task. A cancelled task runs no further line of its own, so two attempts
+# never write. A task that has not begun is not cancelled: it would then never begin, nor release its reservation. Its
+# first act is to check that it is open.
 
 
 @mutable_record
@@ -204,148 +186,6 @@ class Race:
             task.cancel()
 
 
-# What the proxy itself says to one client: an error, the reason for the end of a stream, its headers of a response.
-# Here it is known whether the client is still connected.
-
-
-#: Headers made once: of a large fleet under a new version of the weights each minute, those of the last ones.
-MAX_FIXED = 1024
-#: For an error event to a client that may have stopped reading.
-_ERROR_EVENT_TIMEOUT_S = 5.0
-
-
-class ClientResponse:
-    """The client's end of one exchange.
-
-    Parameters
-    ----------
-    state:
-        The running proxy.
-    send:
-        The ASGI callable of the request.
-    request_id:
-        As the client knows it.
-    record:
-        Of the request: status and error code.
-    route:
-        Its path, which decides the form of errors.
-    direct:
-        Writes chunks of a stream without waiting.
-    """
-
-    __slots__ = ("_record", "_route", "_send", "_state", "disconnected", "had_end", "request_id", "writer")
-
-    def __init__(
-        self,
-        state: LiveState,
-        send: Send,
-        request_id: str,
-        record: RequestRecord,
-        route: str = "",
-        direct: TryWrite = no_direct_write,
-    ) -> None:
-        self._state = state
-        self._send = send
-        self._record = record
-        self._route = route
-        self.request_id = request_id
-        self.writer = ResponseWriter(send, direct)
-        #: The client has disconnected, or does not read.
-        self.disconnected = False
-        #: It had the end of its answer before.
-        self.had_end = False
-
-    async def send_error(self, error: HttpError) -> None:
-        """Send an error of the proxy's own."""
-        assert not self.writer.started, "a response has begun"
-        # A client that disconnects from here on has had its response.
-        self.writer.finished = True
-        record_refusal(self._state.telemetry, self._record, error)
-        own = refusal_headers(self._state.routing, self.request_id)
-        await send_error(self._send, error, own, path=self._route)
-
-    async def abort(self) -> None:
-        """End the response because the proxy stops; nothing for a client that has disconnected."""
-        if self.disconnected or self.writer.finished:
-            return
-        if self.writer.started:
-            await self.end_stream(503, "stopping", "the proxy is stopping")
-        else:
-            await self.send_error(HttpError(503, "stopping", "the proxy is stopping", headers=RETRY_SOON))
-
-    async def end_stream(self, status: int, code: str, message: str) -> None:
-        """Send the error as an event of the stream. A response without events is cut, which the client sees."""
-        self._record.status, self._record.code = status, code
-        if not self.writer.carries_events:
-            return
-        try:
-            async with asyncio.timeout(_ERROR_EVENT_TIMEOUT_S):
-                event = error_event(status, code, message, named=self.writer.names_events, path=self._route)
-                await self.writer.finish(event)
-        except TimeoutError:
-            self.disconnected = True
-
-
-def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> EncodedHeaders:
-    """Return the proxy's headers. `estimates` tell a client which prompts others have sent, and so does the replica."""
-    decision = dispatch.decision
-    replica, region = (dispatch.replica, dispatch.region) if estimates else ("", "")
-    fixed = _fixed_headers(replica, region, decision.policy, decision.weights_version)
-    own = request_id.encode()
-    headers = EncodedHeaders(fixed, b"x-request-id: %b\r\n%b" % (own, fixed.lines))
-    headers.insert(0, (b"x-request-id", own))
-    if not estimates:
-        return headers
-    found = [(b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens)]
-    if decision.predicted_ttft_s is not None:
-        found.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
-    headers.extend(found)
-    headers.lines += encode_lines(found)
-    return headers
-
-
-@lru_cache(MAX_FIXED)
-def _fixed_headers(replica: str, region: str, policy: str, weights_version: int) -> EncodedHeaders:
-    """Return the headers that are the same for all responses of a replica under one policy and its weights.
-
-    An empty name of a replica is not for the client.
-    """
-    named = ((b"x-gorgo-replica", replica.encode()), (b"x-gorgo-region", region.encode())) if replica else ()
-    headers = (
-        *named,
-        (b"x-gorgo-policy", policy.encode()),
-        (b"x-gorgo-weights-version", b"%d" % weights_version),
-    )
-    return EncodedHeaders(headers, encode_lines(headers))
-
-
-#: A request of this size is retained beside its answer without a reservation, as the ends of each answer are.
-UNRESERVED_BYTES = 4096
-#: Answers of a replica in a row that break off behind their finish reason: from so many on its engine is taken to end
-#: so, and no other replica is asked for the counts. A prefill for each answer would be a high price.
-MOST_CUT_ENDS = 3
-#: The comment in the place of counts that a client asked for and no replica has said.
-LACKS_COUNTS = b": x-gorgo-usage-missing\n\n"
-#: A larger request is not sent again for the rest of its answer: it would be parsed within the event loop, 10 ms a MB.
-MAX_CONTINUED_BODY = 1024 * 1024
-
-
-@dataclass(slots=True)
-class BrokenAnswer:
-    """An answer that broke off, or is about to go on elsewhere, after the client had a part of it."""
-
-    #: The request as the client sent it, and what the client has of its answer.
-    body: Mapping[str, Any]
-    answer: PartialAnswer
-    #: Those that could go on with it.
-    replicas: frozenset[str]
-    reason: str
-    #: When its last event came (monotonic s).
-    last_s: float
-    #: Of the attempt that goes on with it.
-    seam: Seam | None = None
-
-
 class Exchange:
     """One request and its response.
 
@@ -362,14 +202,11 @@ class Exchange:
     """
 
     __slots__ = (
+        "_answer",
         "_beside",
-        "_broken",
-        "_given_up",
         "_pending",
         "_race",
         "_refused",
-        "_retained",
-        "_running",
         "_running_at",
         "_task",
         "buffer",
@@ -428,14 +265,9 @@ class Exchange:
         self._race = Race()
         #: The wait of a queued request.
         self._pending: PendingDispatch | None = None
-        #: The passage of an answer that can be continued if it breaks off, and the answer that has.
-        self._retained: Passage | None = None
-        #: The passage of its part that runs, and where.
-        self._running: Passage | None = None
+        #: What is retained to go on elsewhere, once the answer has begun, and the attempt at the part that runs.
+        self._answer: RetainedAnswer | None = None
         self._running_at: Lease | None = None
-        #: Why what was retained is no longer.
-        self._given_up: str | None = None
-        self._broken: BrokenAnswer | None = None
         #: The attempt that is asked for the rest of the answer while its own stream is open, until either goes on.
         self._beside: Lease | None = None
         #: The last refusal, which the client has not been sent, and the time that the client may take to read it.
@@ -583,8 +415,8 @@ class Exchange:
             lease.passage = None
             action = self.state.routing.gateway.finish(dispatch, outcome)
             self._count(lease)
-            self.state.replicas.check_usage(dispatch, lease.target, outcome)
-            self.record.attempt_ended(dispatch, self._of_whole(outcome))
+            lease.target.check_usage(dispatch, outcome)
+            self.record.attempt_ended(dispatch, outcome if self._answer is None else self._answer.of_whole(outcome))
         if isinstance(action, Continue):
             return self._continue(action.dispatch)
         if not isinstance(action, Dispatch):
@@ -664,7 +496,7 @@ class Exchange:
             return outcome
         finally:
             if passage is not None:
-                target.streams.pop(passage, None)
+                target.streams.pop(passage.stream, None)
             await source.aclose()
 
     def _headers(self, lease: Lease) -> list[Header]:
@@ -720,7 +552,7 @@ class Exchange:
         dispatch, request = lease.dispatch, self.request
         self._race.claim(dispatch.attempt_id)
         self.record.replica = dispatch.replica
-        if request.body and self._retained is None:
+        if request.body and (self._answer is None or self._answer.passage is None):
             request.body = b""
             self.buffer.release_body()
 
@@ -755,16 +587,17 @@ class Exchange:
         broken = self._break_off(reason) if self._beside is None else self._beside.rest
         if broken is None:
             self._count_end()
-            await self._end_stream(self._retained)
+            await self._end_stream()
             return outcome
-        self._broken, self._beside = broken, None
+        self._retained.broken, self._beside = broken, None
         return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
 
     async def _deadline_exceeded(self, lease: Lease) -> Outcome:
         """Return the outcome of a request that reached its timeout, earlier attempts and waits included."""
         if not self.response.writer.started or lease is self._beside:
             return Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
-        if self._broken is not None and self._broken.answer.finished:
+        broken = self._broken
+        if broken is not None and broken.answer.finished:
             await self._end_broken()
             return Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
         await self.response.end_stream(504, "total_timeout", "the request timeout ended the response")
@@ -782,56 +615,61 @@ class Exchange:
         )
 
     def _keep(self, lease: Lease, passage: Passage) -> None:
-        """Retain the request and its answer, as long as nothing else needs the memory."""
-        self._retained = passage
-        if len(self.request.body) > UNRESERVED_BYTES and not self.retain(0):
-            self._retained, self._given_up = None, "memory"
-            return
-        self.buffer.release_body()
-        passage.keep(self, lease.target.streams)
-        self._track(lease, passage)
+        """Retain the answer from its first token on, if there is memory."""
+        self._answer = answer = RetainedAnswer(self.state, self.route, self.request, self.buffer)
+        if answer.reserve_for(passage):
+            passage.keep(self, lease.target.streams)
+            self._track(answer, lease, passage)
 
-    def _track(self, lease: Lease, passage: Passage) -> None:
-        self._running, self._running_at = passage, lease
-        lease.target.streams[passage] = None
+    def _track(self, answer: RetainedAnswer, lease: Lease, passage: Passage) -> None:
+        answer.running, self._running_at = passage, lease
+        lease.target.streams[passage.stream] = None
+
+    @property
+    def _broken(self) -> BrokenAnswer | None:
+        """The answer, once it has broken off."""
+        return None if self._answer is None else self._answer.broken
+
+    def _break_off(self, reason: str) -> BrokenAnswer | None:
+        """Return the answer so far, if another replica can go on with it."""
+        return None if self._answer is None else self._answer.break_off(reason)
+
+    def _why_not(self) -> str:
+        """Return why the answer cannot be read, as the metrics have it."""
+        return "request" if self._answer is None else self._answer.why_not()
+
+    @property
+    def _retained(self) -> RetainedAnswer:
+        assert self._answer is not None, "the answer is retained"
+        return self._answer
 
     def retain(self, answer_bytes: int) -> bool:
-        """Reserve memory for the request, what came of its answer before, and so much of this part; False if refused.
+        """Reserve memory for so much of the part of the answer that runs; False if refused."""
+        return self._answer is not None and self._answer.reserve(answer_bytes)
 
-        A part before counts as its text, which is what is left of it.
-        """
-        before = 0 if self._broken is None else len(self._broken.answer.text)
-        return self.buffer.keep(len(self.request.body) + before + answer_bytes, self.drop)
-
-    def drop(self, why: str = "memory") -> None:
-        """Give the memory up: the answer is not continued if it breaks off."""
-        self._given_up = why
-        for passage in (self._retained, self._running):
-            if passage is not None:
-                passage.give_up()
-        self._retained, self.request.body = None, b""
+    def drop(self) -> None:
+        """Give that memory up."""
+        if self._answer is not None:
+            self._answer.drop()
 
     def release_answer(self) -> None:
         """Forget the answer at the end of the exchange."""
-        if self._retained is None and self._running is None and self._broken is None:
-            return
-        if self._retained is not None:
-            self._retained.release()
-        if self._running is not None and self._running is not self._retained:
-            self._running.release()
-        self._retained = self._running = self._running_at = self._broken = self._beside = None
+        if self._answer is not None:
+            self._answer.release()
+            self._answer = self._running_at = self._beside = None
 
     # -- an answer that is asked for elsewhere while its stream is open
 
     def continue_beside(self, reason: str) -> bool:
         """Ask another replica for the rest; return whether one was asked. An answer that never can is given up."""
-        lease, router, now = self._running_at, self.state.routing.router, self.state.routing.clock()
+        lease, answer = self._running_at, self._retained
+        router, now = self.state.routing.router, self.state.routing.clock()
         assert lease is not None, "the answer is retained"
-        if self._beside is not None or not router.can_continue(lease.dispatch.attempt_id, self._able(), now=now):
+        if self._beside is not None or not router.can_continue(lease.dispatch.attempt_id, answer.replicas(), now=now):
             return False
-        broken = self._break_off(reason)
+        broken = answer.break_off(reason)
         if broken is None:
-            self.drop(self._why_not())
+            answer.drop(answer.why_not())
             return False
         gateway = self.state.routing.gateway
         dispatch = gateway.continue_beside(lease.dispatch, broken.replicas, broken.answer.tokens)
@@ -850,10 +688,10 @@ class Exchange:
         try:
             return await self._run_hedge(lease)
         finally:
-            at, running = self._running_at, self._running
+            at, running = self._running_at, None if self._answer is None else self._answer.running
             is_open = at is not None and at.dispatch.attempt_id in self._race
             if lease is self._beside and running is not None and is_open:
-                await running.resume()
+                await running.stream.resume()
 
     def resume(self) -> None:
         """Leave the answer to its own stream, and cancel the attempt beside it."""
@@ -875,52 +713,10 @@ class Exchange:
         result = AttemptResult.FAILED_AFTER_CONTENT if failed else AttemptResult.SUPERSEDED
         return Outcome(result, status=self.response.writer.status, error=went_on.reason)
 
-    def _able(self, body: Mapping[str, Any] | None = None) -> frozenset[str]:
-        """Return the replicas whose kind of engine can go on with an answer, that to `body` if it has been read."""
-        hows = {name: continuation_of(each.dialect, self.route) for name, each in self.state.replicas.targets.items()}
-        if body is not None and Continuation.AS_CHAT in hows.values() and as_chat(body) is None:
-            hows = {name: None if how is Continuation.AS_CHAT else how for name, how in hows.items()}
-        return frozenset(name for name, how in hows.items() if how is not None)
-
-    def _break_off(self, reason: str) -> BrokenAnswer | None:
-        """Return the answer so far, if another replica can go on with it."""
-        passage, known = self._retained, self._broken
-        if passage is None:
-            return None
-        if known is not None:
-            assert known.seam is not None, "the rest has begun"
-            able = self._able(known.body)
-            try:
-                answer = known.seam.answer()
-            except NotContinuableError:
-                return None
-            return replace(known, answer=answer, replicas=able, reason=reason, seam=None)
-        found = self._read()
-        able = frozenset[str]() if found is None else self._able(found[0])
-        return None if found is None or not able else BrokenAnswer(*found, able, reason, passage.gaps.last_s)
-
-    def _why_not(self) -> str:
-        """Return why the answer cannot be read, as the metrics have it."""
-        passage = self._retained
-        if passage is None:
-            return self._given_up or "request"
-        return "memory" if passage.sent_stream is None else "request"
-
     def _count_end(self) -> None:
         """Count a stream that broke off and is not continued."""
         if self.response.writer.carries_events:
             self.state.telemetry.metrics.not_continued(self._why_not())
-
-    def _read(self) -> tuple[Mapping[str, Any], PartialAnswer] | None:
-        """Return the request and the answer so far; `None` if it cannot be continued."""
-        stream = None if self._retained is None else self._retained.sent_stream
-        try:
-            body = parse_json(self.request.body)
-            if stream is None or refusal(self.route, body) is not None:
-                return None
-            return body, read_answer(self.route, stream)
-        except (NotContinuableError, ValueError, RecursionError):
-            return None
 
     def _continue(self, dispatch: Dispatch) -> Lease:
         """Begin the attempt that goes on with the answer."""
@@ -931,23 +727,21 @@ class Exchange:
         return self.lease(dispatch)
 
     def _leave_stream(self) -> None:
-        if self._running is not None:
-            self._running.release()
-            self._running.tail = UsageReader()  # its answer has been read
-            self._running = self._running_at = None
+        self._retained.leave_stream()
+        self._running_at = None
 
     async def _relay_rest(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
         """Ask a replica for the rest of the answer, and relay it behind what the client has."""
         dispatch, target, broken = lease.dispatch, lease.target, lease.rest
         how = continuation_of(target.dialect, self.route)
         assert broken is not None, "there is an answer to continue"
-        if how is None or dispatch.replica not in self._able(broken.body):
+        if how is None or dispatch.replica not in self._retained.replicas(broken.body):
             # Another engine has taken the replica's place since.
             return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="not_continued")
         headers = self._headers(lease)
         model = self.request.route.model
         name = None if model is None else self.state.routing.models.engine_name(dispatch.replica, model)
-        answer = broken.answer = await self._as_read(broken.answer, target, headers, name, how)
+        answer = broken.answer = await as_read(broken.answer, target, headers, name, route=self.route, how=how)
         bounded = with_default_bound(self.route, broken.body, how)
         rest = replace(self.request, body=continued_body(self.route, bounded, answer, how), spans=None)
         path = how.route(self.route)
@@ -966,52 +760,22 @@ class Exchange:
             return outcome
         finally:
             broken.last_s = passage.gaps.last_s
-            target.streams.pop(passage, None)
+            target.streams.pop(passage.stream, None)
             await source.aclose()
-
-    async def _as_read(
-        self, answer: PartialAnswer, target: Target, headers: Sequence[Header], model: str | None, how: Continuation
-    ) -> PartialAnswer:
-        """Return the answer as the engine that goes on reads it: its tokens counted, and the white space it trims.
-
-        What the engine does not say stays as it was.
-        """
-
-        async def tokens(body: bytes) -> list[Any] | None:
-            try:
-                return read_tokens(
-                    *await target.upstream.fetch(TOKENIZE_PATH, headers, body=body, timeout_s=TOKENIZE_TIMEOUT_S)
-                )
-            except UpstreamError:
-                return None
-
-        # What an engine that was asked before this one trims is its own.
-        half = half_character(answer.text)
-        answer = replace(answer, again=half)
-        space = answer.known[len(answer.known.rstrip()) :]
-        if space and how is not Continuation.LAST_MESSAGE and how.route(self.route) == CHAT:
-            whole = await tokens(template_body(model, space))
-            if whole is not None and whole == await tokens(template_body(model, "")):
-                answer = replace(answer, again=half + len(space))
-        if answer.exact and not answer.again:
-            return answer
-        counted = await tokens(tokenize_body(model, answer.known))
-        if counted is None or len(counted) > len(answer.known.encode(errors="replace")) + 1:
-            return answer  # no token has less than a byte, but for one that begins a text
-        return replace(answer, tokens=len(counted) if answer.again else max(answer.tokens, len(counted)))
 
     def _rest_begins(self, lease: Lease, broken: BrokenAnswer, passage: Passage) -> None:
         """Record the first event of the rest of the answer."""
+        answer = self._retained
         if lease is self._beside:
-            self._broken, self._beside = broken, None
+            answer.broken, self._beside = broken, None
             self._leave_stream()
         self._race.claim(lease.dispatch.attempt_id)
         self.state.routing.gateway.first_token(lease.dispatch.attempt_id, now=self.state.routing.clock())
         self.record.continued += 1
         self.state.telemetry.metrics.continued(broken.reason, monotonic() - broken.last_s)
-        if self._retained is not None:
-            self._track(lease, passage)
-            passage.follow(self, lease.target.streams)
+        if answer.passage is not None:
+            self._track(answer, lease, passage)
+            passage.stream.follow(self, lease.target.streams)
 
     async def _end_cut(self, lease: Lease, reason: str, outcome: Outcome) -> Outcome:
         """End an answer whose stream broke off behind its finish reason, or leave its counts to another replica.
@@ -1023,20 +787,15 @@ class Exchange:
         target.cut_ends += 1
         broken = self._break_off(reason)
         if broken is None:
-            counts = None if outcome.output_tokens is None and self._shows_usage() else b""
+            shows_counts = self._answer is not None and self._answer.shows_usage
+            counts = None if outcome.output_tokens is None and shows_counts else b""
         else:
             counts = missing_counts(self.route, broken.body, broken.answer)
         if broken is not None and counts is None and target.cut_ends <= MOST_CUT_ENDS:
-            self._broken = broken
+            self._retained.broken = broken
             return replace(outcome, continue_on=broken.replicas, partial_tokens=broken.answer.tokens)
         await passage.end_cut(self._said(counts))
         return outcome
-
-    def _shows_usage(self) -> bool:
-        try:
-            return self.route in (CHAT, COMPLETIONS) and shows_usage(parse_json(self.request.body))
-        except (ValueError, RecursionError):
-            return False
 
     def _said(self, counts: bytes | None) -> bytes:
         """Return the counts, or the comment in their place."""
@@ -1053,28 +812,17 @@ class Exchange:
             await self.response.writer.finish(counts + last_event(self.route))
             return
         self.state.telemetry.metrics.not_continued("no_replica")
-        await self._end_stream(self._retained)
+        await self._end_stream()
 
     def _seam_note(self, dispatch: Dispatch) -> bytes:
         """Return the comment at the seam of a continued answer. It names the replica where the headers do."""
         named = self.state.routing.client_policies.may_see_estimates(self.request.route.client)
         return b": x-gorgo-continued %s\n\n" % dispatch.replica.encode() if named else b": x-gorgo-continued\n\n"
 
-    async def _end_stream(self, passage: Passage | None) -> None:
+    async def _end_stream(self) -> None:
         """End a response that has begun, with the engine's own error event or else with one of the proxy's."""
+        passage = None if self._answer is None else self._answer.passage
         if passage is not None and passage.has_error:
             await passage.end_with_error()
         else:
             await self.response.end_stream(502, "upstream_failed", "the replica failed in the middle of its response")
-
-    def _of_whole(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with the counts of the whole answer, where it is that of its last part."""
-        if self._broken is None:
-            return outcome
-        before = self._broken.answer.tokens
-        prompt, output = outcome.prompt_tokens, outcome.output_tokens
-        return replace(
-            outcome,
-            prompt_tokens=None if prompt is None else max(0, prompt - before),
-            output_tokens=None if output is None else output + before,
-        )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.core.peers.codec import MAX_BYTES, decode_report, encode_report
-from gorgo.core.peers.marks import GroupPrefixes, marks_of_prompt
+from gorgo.core.peers.marks import GroupPrefixes, MarkedPrompt
 from gorgo.core.peers.records import (
     MARK_KINDS,
     MAX_COUNT,
@@ -199,8 +199,8 @@ def add(
     tick: int = 0,
     origin: Origin = Origin.REMOTE,
 ) -> int:
-    prompt = PrefixMarks("a", None, depths, marks_of_prompt(blocks, depths))
-    oldest = marks.use(slot, prompt, origin, tick=tick, now=float(tick), capacity_blocks=capacity)
+    words = [word_of(blocks[8 * depth - 8 : 8 * depth]) for depth in depths]
+    oldest = marks.use(slot, depths, words, origin, tick=tick, now=float(tick), capacity_blocks=capacity)
     marks.check()
     return oldest
 
@@ -238,7 +238,7 @@ def test_marks_older_than_a_tick_are_evicted_oldest_first() -> None:
     prompts = [blocks_of(1, 2), blocks_of(3, 4), blocks_of(5, 6)]
     for tick, blocks in enumerate(prompts):
         add(marks, 0, blocks, 2, tick=tick)
-    words = [word_of(marks_of_prompt(blocks, (2,))) for blocks in prompts]
+    words = [word_of(blocks[8:16]) for blocks in prompts]
     assert marks.evict_older(0, before=2) == words[:2]
     marks.check()
     assert [matched(marks, blocks)[0] for blocks in prompts] == [0.0, 0.0, 2.0]
@@ -267,8 +267,9 @@ def test_a_full_cache_tells_the_tick_before_which_nothing_is_left() -> None:
 def test_a_prompt_is_found_by_marks_that_were_used_before_a_time() -> None:
     marks = GroupPrefixes()
     add(marks, 0, PROMPT, 2, tick=4)
-    assert marks.last_used(0, PROMPT, before_s=5.0) == (2, 4)
-    assert marks.last_used(0, PROMPT, before_s=4.0) == marks.last_used(1, PROMPT, before_s=5.0) == NO_PREFIX
+    prompt = MarkedPrompt.of(a_request(blocks=PROMPT))
+    assert marks.last_used(0, prompt, before_s=5.0) == (2, 4)
+    assert marks.last_used(0, prompt, before_s=4.0) == marks.last_used(1, prompt, before_s=5.0) == NO_PREFIX
 
 
 def test_a_full_table_evicts_of_the_replica_that_gets_more_than_its_share() -> None:

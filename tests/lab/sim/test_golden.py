@@ -26,7 +26,7 @@ from gorgo.lab.datasets import load_requests
 from gorgo.lab.replay.bodies import body_of
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm, find_profile
 from gorgo.lab.sim.faults.injector import FaultInjector
-from gorgo.lab.sim.faults.scenarios import FailFast
+from gorgo.lab.sim.faults.kinds import FailFast
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.simulation import Simulation
@@ -40,7 +40,7 @@ from gorgo.live.event_loop import RouterGateway
 from gorgo.live.http import body
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.exchange import relay
+from gorgo.proxy.exchange import passage, relay, response
 from tests.core.learners import NAMES, LeastPredicted, LeastSquaresTrainer
 from tests.lab.sim.fleets import REGIONS, three_regions
 from tests.lab.sim.live_shell import LiveShell, VirtualLoop, use
@@ -188,7 +188,7 @@ def live(
 
     async def run() -> Seen:
         loop = asyncio.get_running_loop()
-        for module in (relay, body):
+        for module in (passage, relay, response, body):
             monkeypatch.setattr(module, "monotonic", loop.time)
         started = make_policy(policy) if learns is None else LeastPredicted(SPEC)
         state = build_live(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())

@@ -15,7 +15,6 @@ from gorgo.lab.sim.network import (
     TABLE_SIZE,
     ConnectionPool,
     Link,
-    Network,
     Path,
     PooledSimConnection,
     RandomTable,
@@ -132,14 +131,6 @@ def test_pings_open_no_window_and_idling_closes_one() -> None:
 def test_no_distance_takes_no_time() -> None:
     here = path(Link(rtt_s=0.0))
     assert here.request_s(new_connection=True) == 0.0
-
-
-def test_a_network_is_symmetric_and_names_a_missing_pair() -> None:
-    network = Network({("us", "eu"): Link(rtt_s=0.095)}, local_rtt_s=0.001)
-    assert network.link("us", "eu") == network.link("eu", "us")
-    assert network.link("eu", "eu").rtt_s == 0.001
-    with pytest.raises(KeyError, match="no link between 'us' and 'asia'"):
-        network.link("us", "asia")
 
 
 def test_the_tables_and_the_jitter_of_links_are_as_the_replays_have_them() -> None:

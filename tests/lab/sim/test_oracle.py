@@ -293,7 +293,7 @@ def test_a_body_beyond_the_widest_window_takes_another_round_trip() -> None:
 
 
 def test_in_a_mixed_fleet_each_request_has_the_replica_that_is_best_for_it() -> None:
-    mixed = find_scenario("mixed-fleet").fleet(FLEET)
+    mixed = find_scenario("mixed-fleet").applied_to(FLEET)
     feed = [ask_lower_bound(0, 100, ""), ask_lower_bound(1, 60_000, "x" * 117)]
     each = [lower_bound(feed, SimFleet((replica,))).ttft_s for replica in mixed.replicas]
     assert lower_bound(feed, mixed).ttft_s.tolist() == [each[0][0], each[1][1]]

@@ -19,7 +19,7 @@ from gorgo.lab.sim.engine.request import EngineRequest, Stage
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.fleet import SimReplica
 from gorgo.lab.sim.network import ConnectionPool, Link, RandomTable, TripDelays
-from gorgo.lab.sim.port import Monitor, background_trips, out_s
+from gorgo.lab.sim.port import Monitor, background_trips
 from gorgo.lab.sim.remote_replica import RemoteReplica
 from tests.lab.sim.fleets import round_profile
 
@@ -215,7 +215,7 @@ def test_a_replica_that_answers_again_is_kept_warm_again(lab: Lab) -> None:
 @pytest.mark.parametrize(("waits", "seconds"), [(0, 0.05), (1, 0.15), (3, 0.35)])
 def test_a_question_leaves_after_as_many_round_trips_as_it_waits(waits: int, seconds: float) -> None:
     link = Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0)
-    assert out_s(TripDelays(DRAWS, 0), link, waits) == pytest.approx(seconds)
+    assert TripDelays(DRAWS, 0).out_s(link, waits) == pytest.approx(seconds)
 
 
 def test_each_replica_s_pings_have_a_chance_of_their_own() -> None:

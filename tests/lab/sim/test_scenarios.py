@@ -13,15 +13,8 @@ from gorgo.config.model import SimulationConfig
 from gorgo.core.fleet.replica import accelerator_name
 from gorgo.core.policy.interface import Policy
 from gorgo.errors import UnknownFleet
-from gorgo.lab.sim.faults.scenarios import (
-    SCENARIOS,
-    Fault,
-    Partition,
-    PeriodicStall,
-    Scenario,
-    find_scenario,
-    with_accurate_priors,
-)
+from gorgo.lab.sim.faults.kinds import Fault, Partition, PeriodicStall
+from gorgo.lab.sim.faults.scenarios import SCENARIOS, Scenario, find_scenario, with_accurate_priors
 from gorgo.lab.sim.lower_bound import lower_bound
 from gorgo.lab.sim.named_fleets import FLEETS, NamedFleet, PooledFleet, ReplicaPool, find_fleet
 from gorgo.lab.sim.oracle import Oracle
@@ -70,10 +63,10 @@ def run(
     scenario: Scenario | str, policy: Policy, feed: Sequence[SimRequest] = FEED, faults: Sequence[Fault] | None = None
 ) -> SimResult:
     found = find_scenario(scenario) if isinstance(scenario, str) else scenario
-    fleet = found.fleet(three_regions())
-    arrivals_s = found.reshape(np.array([request.arrival_s for request in feed]))
+    fleet = found.applied_to(three_regions())
+    arrivals_s = found.moved(np.array([request.arrival_s for request in feed]))
     feed = [replace(request, arrival_s=at_s) for request, at_s in zip(feed, arrivals_s.tolist(), strict=True)]
-    faults = found.faults(fleet, feed[-1].arrival_s) if faults is None else faults
+    faults = found.planned(fleet, feed[-1].arrival_s) if faults is None else faults
     return Simulation(fleet, policy, seed=0, faults=faults).run(feed)
 
 
@@ -115,7 +108,7 @@ def test_drawn_faults_lose_nothing_that_had_no_content_yet_and_never_beat_the_fl
 
 
 def assert_above_the_floor(name: str, result: SimResult) -> None:
-    floor = lower_bound(FEED, find_scenario(name).fleet(three_regions()))
+    floor = lower_bound(FEED, find_scenario(name).applied_to(three_regions()))
     for record, ttft_s, e2e_s in zip(result.records, floor.ttft_s, floor.e2e_s, strict=True):
         assert record.ttft_ms is None or record.ttft_ms >= ttft_s * 1e3 - 1e-6
         assert record.error is not None or (record.e2e_s is not None and record.e2e_s >= e2e_s - 1e-9)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from gorgo.cli import app
-from gorgo.errors import UnknownPolicy
+from gorgo.errors import ConfigError, UnknownPolicy
 from gorgo.lab import simulate
 from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.routers.group import RouterGroup
 from gorgo.lab.traces import TraceFilters
 from tests.lab.sim.fleets import three_regions
 from tests.lab.test_results import row
@@ -66,3 +68,23 @@ def test_flat_rows_have_a_column_per_figure_and_the_load() -> None:
     assert flat["failures_timeout"] == 2
     assert flat["share_seoul-0"] == 0.2
     assert not any(isinstance(value, dict) for value in flat.values())
+
+
+def test_a_scenario_file_of_one_s_own_is_in_the_name_and_in_the_setting_of_its_rows(tmp_path: Path) -> None:
+    path, some = tmp_path / "far.yaml", TraceFilters(limit=20)
+    text = (
+        "routers: [us-ashburn, eu-frankfurt]\nclients: {ap-seoul: 1}\nnetwork: {tcp_windows: false, rtt_ms: "
+        "{us-ashburn: {eu-frankfurt: 95, ap-seoul: 180}, eu-frankfurt: {ap-seoul: 240}}}\n"
+        "faults: [{kind: kill, replica: ap-seoul-0, start: 1/2}]\n"
+    )
+    path.write_text(text)
+    arguments: dict[str, Any] = {"config": REGIONS, "n_jobs": 1, "filters": some}
+    made = simulate.run_policies("chat-small", ["random"], scenario=path, **arguments)
+    words = f"--policy random --limit 20 --scenario {path}"
+    printed = command("chat-small", *words.split())
+    assert as_read(made) == [{**one, "trace": "chat-small (far, no TCP windows)"} for one in printed]
+    path.write_text(text.replace("1/2", "1/4"))
+    (other, *_) = simulate.run_policies("chat-small", ["random"], scenario=path, baselines=[], **arguments)
+    assert other.setting != made[0].setting
+    with pytest.raises(ConfigError, match="3 routers, and a scenario that has 2"):
+        simulate.run_policies("chat-small", ["random"], scenario=path, routers=RouterGroup(count=3), **arguments)

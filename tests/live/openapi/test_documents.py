@@ -183,7 +183,7 @@ def test_references_lead_somewhere_and_everything_is_named_once(document: dict[s
 
 def test_headers_that_answers_carry_and_requests_may_have_are_described() -> None:
     root = Path(__file__).parents[3] / "gorgo"
-    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "proxy/exchange/exchange.py").read_text()))
+    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "proxy/exchange/response.py").read_text()))
     assert set(CLIENT["components"]["responses"]["Completed"]["headers"]) == sent
     read = set(re.findall(r'b"(x-[a-z-]+)"', (root / "live/request_options.py").read_text()))
     named = {parameter["name"] for parameter in CLIENT["components"]["parameters"].values()}

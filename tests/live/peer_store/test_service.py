@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,6 +21,8 @@ from gorgo.live.event_loop import epoch_clock
 from gorgo.live.peer_store.connection import StoreNames, seal_key, store_client
 from gorgo.live.peer_store.local import LocalPeers
 from gorgo.live.telemetry.peers import StoreFault
+from gorgo.live.workers.counts import make_memory
+from gorgo.live.workers.reports import SharedReports, reports_bytes
 from tests.core.routers import PROMPT, blocks_of
 from tests.live.peer_store.group import GROUP_KEY, KEY_ID, Member, member, until
 from tests.live.peer_store.relay import relay
@@ -49,19 +52,20 @@ async def test_load_and_prefixes_of_one_are_known_to_the_other(redis_server: Red
 
 
 class Linked:
-    """In place of a worker's link: what one of two sends the other one has at once."""
+    """In place of a worker's link."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.ended = asyncio.Event()
-        self.on_report: Callable[[int, bytes], None] | None = None
         self.on_ended: list[Callable[[int], None]] = []
-        self.other = self
 
-    def send_report(self, content: bytes) -> bool:
-        if self.other.on_report is not None:
-            self.other.on_report(self.number, content)
-        return True
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """What two workers share."""
+    descriptor = make_memory(2, more=reports_bytes(2))
+    yield descriptor
+    os.close(descriptor)
 
 
 def applied_at(one: Member) -> list[PeerReport]:
@@ -78,31 +82,35 @@ def applied_at(one: Member) -> list[PeerReport]:
 
 
 async def test_workers_of_one_router_hear_of_each_other_at_once_and_of_everything_once(
-    redis_server: RedisServer,
+    redis_server: RedisServer, memory: int
 ) -> None:
     """Each is a member of the group; what one worker did counts once at the other worker and at another router."""
     shared = redis_server.shared()
     async with member(shared, "eu", boot_id="w0") as first, member(shared, "eu", boot_id="w1") as second:
         links = [Linked(0), Linked(1)]
-        links[0].other, links[1].other = links[1], links[0]
+        rings = [SharedReports(memory, 2, own=number) for number in range(2)]
         workers = [
-            LocalPeers(link, each.router, each.gateway, each.clock, key_id=KEY_ID, store=each.service)  # type: ignore[arg-type]
-            for link, each in zip(links, (first, second), strict=True)
+            LocalPeers(link, ring, each.router, each.gateway, each.clock, key_id=KEY_ID, store=each.service)  # type: ignore[arg-type]
+            for link, ring, each in zip(links, rings, (first, second), strict=True)
         ]
         async with member(shared, "us") as third:
             await until(lambda: sorted(third.heard) == ["eu"] and len(third.service.known_peers()) == 2)
             for worker in workers:
                 worker.write_report()
+            for worker in workers:
+                worker.read_reports()
             await until(lambda: len(second.service.known_peers()) == 2)
             near, far = applied_at(second), applied_at(third)
             for number in range(12):
                 first.dispatch(f"r{number}", tokens=1000 + number)
                 workers[0].write_report()
+                workers[1].read_reports()
                 assert second.load_of_others() == number + 1, "without the store"
                 await asyncio.sleep(0.03)
             first.serve("served")
             await until(lambda: third.load_of_others() == 13.0 and third.knows_prefixes())
             workers[0].write_report()
+            workers[1].read_reports()
             assert second.load_of_others() == 13.0
 
             def prefilled_s(reports: list[PeerReport]) -> float:
@@ -111,7 +119,9 @@ async def test_workers_of_one_router_hear_of_each_other_at_once_and_of_everythin
 
             assert prefilled_s(near) == pytest.approx(prefilled_s(far))
             assert len(near) > 12
+            workers[0].write_report()
             links[1].on_ended[0](0)
+            workers[1].read_reports()
             assert second.load_of_others() == 0.0, "a worker that has ended has nothing in flight"
 
 

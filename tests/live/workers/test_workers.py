@@ -22,7 +22,6 @@ from gorgo.live.telemetry.merged import Family, exposition, merged
 from gorgo.live.workers.counts import SharedCounts, make_memory
 from gorgo.live.workers.hub import (
     ALL,
-    MAX_REPORT_BYTES,
     MAX_WAITING_BYTES,
     Channel,
     Frame,
@@ -30,6 +29,7 @@ from gorgo.live.workers.hub import (
     packed,
 )
 from gorgo.live.workers.link import WorkerLink, WorkerRow, WorkerStart, WorkerUnreachable
+from gorgo.live.workers.reports import RING_BYTES, SharedReports, reports_bytes
 from gorgo.live.workers.takeover import LATE, SERVES, announce, inherit, offered, pass_listeners, peer_of
 
 # Frames on a socket pair.
@@ -79,24 +79,6 @@ async def test_frames_arrive_whole_and_in_order_however_they_are_cut() -> None:
     assert found == frames
 
 
-async def test_a_slow_reader_misses_reports_alone() -> None:
-    found, ours, theirs, _ = await channels()
-    assert theirs._transport is not None
-    theirs._transport.pause_reading()
-    report = Frame(FrameKind.REPORT, 0, ALL, 0, bytes(100_000))
-    sent = [ours.write_frame(report) for _ in range(40)]
-    assert sent[0]
-    assert not sent[-1]
-    assert ours.left_out == sent.count(False) > 0
-    assert ours.write_frame(Frame(FrameKind.EVENT, 0, ALL, 1, b"news")), "an event is not left out"
-    theirs._transport.resume_reading()
-    await until(lambda: found and found[-1].content == b"news")
-    assert len(found) == sent.count(True) + 1
-    assert MAX_REPORT_BYTES / 100_000 <= sent.count(True) <= MAX_REPORT_BYTES / 100_000 + 8
-    ours.close()
-    theirs.close()
-
-
 async def test_a_reader_that_would_miss_events_is_cut() -> None:
     _, ours, theirs, ended = await channels()
     assert theirs._transport is not None
@@ -109,6 +91,65 @@ async def test_a_reader_that_would_miss_events_is_cut() -> None:
     assert not ours.is_open
     await until(lambda: "first" in ended)
     theirs.close()
+
+
+# Reports in shared memory.
+
+
+@contextmanager
+def rings(workers: int = 2) -> Iterator[list[SharedReports]]:
+    memory = make_memory(workers, more=reports_bytes(workers))
+    yield [SharedReports(memory, workers, own=number) for number in range(workers)]
+    os.close(memory)
+
+
+def test_reports_are_read_whole_once_and_in_order_however_the_ring_wraps() -> None:
+    chance = random.Random(5)
+    with rings(3) as (first, second, third):
+        for _ in range(60):
+            sent = [chance.randbytes(chance.choice((0, 1, 900, 70_000, RING_BYTES // 9))) for _ in range(6)]
+            for report in sent:
+                assert first.write(report)
+            assert second.write(sent[0])
+            assert list(third.read()) == [*((0, report) for report in sent), (1, sent[0])]
+            assert list(third.read()) == []
+        assert third.lapped == 0
+        assert not first.write(bytes(RING_BYTES))
+
+
+def test_a_reader_that_was_lapped_goes_on_with_the_last_report() -> None:
+    with rings() as (first, second):
+        for number in range(100):
+            first.write(b"%d" % number * (RING_BYTES // 40))
+        assert [(worker, report[:2]) for worker, report in second.read()] == [(0, b"99")]
+        assert second.lapped == 1
+        first.write(b"next")
+        assert list(second.read()) == [(0, b"next")]
+
+
+def test_what_is_overwritten_while_it_is_read_is_not_taken_for_a_report() -> None:
+    with rings() as (first, second):
+        for _ in range(4):
+            first.write(b"old" * (RING_BYTES // 16))
+        reports = second.read()
+        next(reports)
+        for _ in range(6):
+            first.write(b"new" * (RING_BYTES // 16))
+        assert list(reports) == []
+        assert second.lapped == 1
+        assert [report[:3] for _, report in second.read()] == [b"new"]
+
+
+def test_what_a_worker_wrote_before_another_one_started_or_heard_of_its_end_is_no_news() -> None:
+    memory = make_memory(2, more=reports_bytes(2))
+    first = SharedReports(memory, 2, own=0)
+    first.write(b"before")
+    second = SharedReports(memory, 2, own=1)
+    assert list(second.read()) == []
+    first.write(b"last")
+    second.skip(0)
+    assert list(second.read()) == []
+    os.close(memory)
 
 
 # Questions to other workers.

@@ -15,7 +15,7 @@ import pytest
 from gorgo.core.continuation import MOST_PAUSE_S, whole_events
 from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
-from gorgo.proxy.exchange.relay import Passage
+from gorgo.proxy.exchange.passage import Passage
 from tests.proxy.exchange.test_handler import config
 from tests.proxy.fakes import DONE, ROLE, chat
 from tests.proxy.virtual import EVENTS, JSON, Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
@@ -125,7 +125,7 @@ def test_an_answer_that_comes_in_whole_events_is_not_searched_and_only_its_two_e
         return whole_events(data)
 
     monkeypatch.setattr(Passage, "_pass_checked", check)
-    monkeypatch.setattr("gorgo.proxy.exchange.relay.whole_events", search)
+    monkeypatch.setattr("gorgo.proxy.exchange.passage.whole_events", search)
     tokens = [said(f" word{number}") for number in range(300)]
     stream = [said("a"), *(step for token in tokens for step in (0.02, token)), said("", "stop"), DONE]
 

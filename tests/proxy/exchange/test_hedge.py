@@ -16,7 +16,8 @@ from gorgo.core.messages.actions import Action, Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.live.event_loop import RouterGateway
 from gorgo.live.state import LiveState
-from gorgo.proxy.exchange.exchange import ClientResponse, NextStep, Race
+from gorgo.proxy.exchange.exchange import NextStep, Race
+from gorgo.proxy.exchange.response import ClientResponse
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, hang, stream
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from gorgo.proxy.exchange import relay
+from gorgo.proxy.exchange import response
 from tests.proxy.conftest import Running, Start
 from tests.proxy.fakes import DONE, ROLE, chat, delta, event, hang
 
@@ -29,7 +29,7 @@ async def read(fleet: Running, begun: asyncio.Event) -> bytes:
 async def both_open(start: Start, why: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Running, asyncio.Task[bytes]]:
     """Return a fleet whose first replica is silent behind `a`, and whose second one has been asked for the rest."""
     if why == "stalled":
-        monkeypatch.setattr(relay, "STALL_S", 0.05)
+        monkeypatch.setattr(response, "STALL_S", 0.05)
     other = (ROLE, delta("B"), STOP, DONE)
     fleet = await start.fleet([hang(*BEGUN, rest=REST)], [hang(rest=other)])
     begun = asyncio.Event()

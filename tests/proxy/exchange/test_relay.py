@@ -26,11 +26,11 @@ from gorgo.live.request import parse as gaps
 from gorgo.live.request.record import RequestRecord
 from gorgo.live.upstream.client import UpstreamError
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.exchange import exchange
+from gorgo.proxy.exchange import passage as passage_module
 from gorgo.proxy.exchange import relay as event_stream
-from gorgo.proxy.exchange import relay as passage_module
-from gorgo.proxy.exchange.exchange import ClientResponse
-from gorgo.proxy.exchange.relay import ResponseWriter, relay
+from gorgo.proxy.exchange import response as response_module
+from gorgo.proxy.exchange.relay import relay
+from gorgo.proxy.exchange.response import ClientResponse, ResponseWriter
 from tests.proxy.conftest import Start, config_for, system_tls, until, with_replica
 from tests.proxy.fakes import DONE, ROLE, USAGE, answer, chat, delta, event, hang, running, stream
 from tests.proxy.passages import IteratedSource, passage_to
@@ -62,7 +62,7 @@ async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch, route: st
     async def send(_message: Any) -> None:
         return
 
-    monkeypatch.setattr("gorgo.proxy.exchange.relay.monotonic", lambda: source.now_s)
+    monkeypatch.setattr("gorgo.proxy.exchange.passage.monotonic", lambda: source.now_s)
     with ResettableTimeout(1000.0) as dog:
         return (await relay(passage_to(ResponseWriter(send), dog, route=route), source)).itl_s_p95
 
@@ -145,7 +145,7 @@ def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None
 
 
 def test_an_id_counts_as_four_bytes_and_an_error_event_has_five_seconds() -> None:
-    assert (parse._BYTES_PER_ID, exchange._ERROR_EVENT_TIMEOUT_S) == (4.0, 5.0)
+    assert (parse._BYTES_PER_ID, response_module._ERROR_EVENT_TIMEOUT_S) == (4.0, 5.0)
     assert frozenset({"/v1/chat/completions", "/v1/completions"}) == parse._USAGE_ROUTES
 
 

@@ -1,332 +1,468 @@
-"""Faults of a simulation, and named scenarios of them: what fleet, what goes wrong, how requests arrive.
+"""Scenarios: what a run has beside its fleet, policy, trace and load, by name or from a file of one's own.
 
-Owns the kinds of fault and the table of scenarios. Leaves to `gorgo.lab.sim.faults.injector` the interface that a fault
-acts on. A scenario changes a base fleet (three regions as regions.yaml has them), adds faults over the length of the
-run, and may move arrivals; policies, trace and load stay the caller's. `nearest` in a description is the replica with
-the shortest mean round trip.
+Owns the record, whose keys are those of a file (`read_scenario`), and the table of named scenarios, which are such
+records. A scenario changes a base fleet and its network, places clients and routers, adds faults over the length of the
+run, and may move arrivals. Leaves what a fault does to `gorgo.lab.sim.faults.kinds`, and where clients and routers are
+to `gorgo.lab.sim.topology`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
-from math import inf
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from itertools import count, pairwise
+from math import isfinite
+from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from pydantic import Field, PlainValidator
 
+from gorgo.config.load import load_settings
+from gorgo.config.values import Count, Name, NotNegative, Positive, Text, strict
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.numeric import Floats
 from gorgo.errors import ScenarioError, UnknownReplica, UnknownScenario
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.lab.sim.faults.injector import FaultApi, Partitionable, ReportingCaches
+from gorgo.lab.sim.faults.kinds import (
+    DelaySpikes,
+    Drain,
+    FailFast,
+    Fault,
+    Hang,
+    Kill,
+    Partition,
+    PeriodicStall,
+    RttShift,
+    Slow,
+    StaleMetrics,
+    StaleProbes,
+    replicas_in,
+)
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
-from gorgo.lab.sim.kv_events.path import PathFaults
-
-# Kinds of fault of a simulation: each is a record that schedules itself.
-#
-# Theory of operation. `start` runs before the first event and only puts handlers into the kernel's heap. A fault sets
-# a state and sets it back when it ends; two of one kind that overlap on one replica are not added up, the later
-# setting stands. Every fault that repeats has an end, so that the heap runs empty.
-
-
-T = TypeVar("T")
-
-
-class Fault(Protocol):
-    """Something that goes wrong."""
-
-    def start(self, world: FaultApi) -> None:
-        """Put its events into the world's heap; raises `UnknownReplica` or `ScenarioError` without a target."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """Every step of a replica takes `factor` times as long."""
-
-    replica: str
-    factor: float
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        _replica(world, self.replica)
-        _set_between(world, world.set_slowdown, self.replica, (self.factor, 1.0), self.start_s, self.end_s)
-
-
-@dataclass(frozen=True, slots=True)
-class RttShift:
-    """The way to a region is another one for a while."""
-
-    region: str
-    rtt_s: float
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        usual_s = region_rtt_s(world.fleet, self.region)
-        _set_between(world, world.set_rtt, self.region, (self.rtt_s, usual_s), self.start_s, self.end_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """A replica goes, with all that runs there, and comes back cold."""
-
-    replica: str
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        _replica(world, self.replica)
-        _from_to(world, self.start_s, lambda: world.kill(self.replica), self.end_s, lambda: world.revive(self.replica))
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """A replica stands still with open connections, and comes back cold."""
-
-    replica: str
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        _replica(world, self.replica)
-        world.kernel.at(self.start_s, lambda: world.hang(self.replica))
-        if self.end_s < inf:
-            Kill(self.replica, self.end_s, self.end_s).start(world)
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """A replica gets no new requests, and its streams go on elsewhere."""
-
-    replica: str
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        _replica(world, self.replica)
-        _set_between(world, world.set_draining, self.replica, (True, False), self.start_s, self.end_s)
-
-
-@dataclass(frozen=True, slots=True)
-class FailFast:
-    """A replica answers each request with an error status at once, and its probes as before."""
-
-    replica: str
-    status: int
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        _replica(world, self.replica)
-        _set_between(world, world.set_failing, self.replica, (self.status, None), self.start_s, self.end_s)
-
-
-@dataclass(frozen=True, slots=True)
-class StaleMetrics:
-    """A replica, or all, report no load."""
-
-    replica: str | None
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        for name in one_or_all(world, self.replica):
-            _set_between(world, world.set_metrics, name, (False, True), self.start_s, self.end_s)
-
-
-@dataclass(frozen=True, slots=True)
-class StaleProbes:
-    """Pings of a replica, or of all, are not answered; requests are."""
-
-    replica: str | None
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        for name in one_or_all(world, self.replica):
-            _set_between(world, world.set_probes, name, (False, True), self.start_s, self.end_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A region is unreachable. If the simulation can only kill, its replicas restart cold."""
-
-    region: str
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        cut, mend = _cutting(world)
-        for replica in replicas_in(world.fleet, self.region):
-            _each_fault(world, self.start_s, cut, replica)
-            _each_fault(world, self.end_s, mend, replica)
-
-
-@dataclass(frozen=True, slots=True)
-class PeriodicStall:
-    """A replica all but stops for a while, again and again, until `end_s`; first a whole period after `start_s`."""
-
-    replica: str
-    end_s: float
-    factor: float = 40.0
-    lasts_s: float = 8.0
-    every_s: float = 100.0
-    start_s: float = 0.0
-
-    def start(self, world: FaultApi) -> None:
-        _replica(world, self.replica)
-        if not 0 < self.lasts_s < self.every_s or self.end_s == inf:
-            raise ScenarioError(f"{self!r}: expected 0 < lasts_s < every_s and an end")
-        self._next(world, self.start_s + self.every_s)
-
-    def _next(self, world: FaultApi, at_s: float) -> None:
-        """One period at a time is in the heap."""
-        if at_s < self.end_s:
-            Slow(self.replica, self.factor, at_s, min(at_s + self.lasts_s, self.end_s)).start(world)
-            world.kernel.at(at_s, lambda: self._next(world, at_s + self.every_s))
-
-
-@dataclass(frozen=True, slots=True)
-class DelaySpikes:
-    """A share of the requests to a region gets stuck on its way for `low_s` to `high_s`."""
-
-    region: str
-    share: float = 0.015
-    low_s: float = 1.0
-    high_s: float = 3.0
-    start_s: float = 0.0
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        replicas_in(world.fleet, self.region)
-        _from_to(
-            world,
-            self.start_s,
-            lambda: world.set_path_delay(self.region, self.share, self.low_s, self.high_s),
-            self.end_s,
-            lambda: world.set_path_delay(self.region, 0.0, 0.0, 0.0),
-        )
-
-
-def replicas_in(fleet: SimFleet, region: str) -> list[str]:
-    """Names of a region's replicas; raises `ScenarioError` if there is none."""
-    names = [replica.name for replica in fleet.replicas if replica.region == region]
-    if not names:
-        regions = dict.fromkeys(replica.region for replica in fleet.replicas)
-        raise ScenarioError(f"no replica in region {region!r}; the fleet has replicas in: {', '.join(regions)}")
-    return names
-
-
-def region_rtt_s(fleet: SimFleet, region: str) -> float:
-    """Mean round trip to a region as the fleet has it; raises `ScenarioError` for a region without replicas."""
-    first = replicas_in(fleet, region)[0]
-    return next(replica.link.rtt_s for replica in fleet.replicas if replica.name == first)
-
-
-def one_or_all(world: FaultApi, replica: str | None) -> Sequence[str]:
-    """Return the replica, or all of the fleet for `None`; raises `UnknownReplica`."""
-    return [each.name for each in world.fleet.replicas] if replica is None else [_replica(world, replica)]
-
-
-# -- helpers
-
-
-def _from_to(world: FaultApi, start_s: float, begin: Callable[[], None], end_s: float, end: Callable[[], None]) -> None:
-    world.kernel.at(start_s, begin)
-    if end_s < inf:
-        world.kernel.at(end_s, end)
-
-
-def _each_fault(world: FaultApi, at_s: float, act: Callable[[str], None], replica: str) -> None:
-    if at_s < inf:
-        world.kernel.at(at_s, lambda: act(replica))
-
-
-def _set_between(
-    world: FaultApi, set_value: Callable[[str, T], None], name: str, values: tuple[T, T], start_s: float, end_s: float
-) -> None:
-    """Set a value of a replica or region at the start, and its usual one at the end."""
-    value, usual = values
-    _from_to(world, start_s, lambda: set_value(name, value), end_s, lambda: set_value(name, usual))
-
-
-def _cutting(world: FaultApi) -> tuple[Callable[[str], None], Callable[[str], None]]:
-    if isinstance(world, Partitionable):
-        severable = world
-        return lambda replica: severable.set_reachable(replica, False), lambda replica: severable.set_reachable(
-            replica, True
-        )
-    return world.kill, world.revive
-
-
-def _replica(world: FaultApi, name: str) -> str:
-    names = [replica.name for replica in world.fleet.replicas]
-    if name not in names:
-        raise UnknownReplica(f"no replica named {name!r}; the fleet has: {', '.join(names)}")
-    return name
-
+from gorgo.lab.sim.network import Link
+from gorgo.lab.sim.topology import Topology
 
 #: A faster engine, for a fleet that has both.
 OTHER_PROFILE = "1xH100-Qwen3.5-35B-A3B-FP8"
-SHIFTED_REGION, SHIFTED_RTT_S = "eu-frankfurt", 0.320
-LOCAL_RTT_S = 0.002
 #: Requests of each period arrive in its first seconds.
 BURST_EVERY_S, BURST_LASTS_S = 30.0, 5.0
 #: After the last arrival requests may run on; faults that repeat go on so long, s.
 _DRAIN_S = 600.0
+#: Words for a replica by its round trip from the router; a replica of that name comes first.
+BY_DISTANCE = ("nearest", "second-nearest")
+#: What ends the name of a file.
+SUFFIXES = (".yaml", ".yml")
+
+_SHARE = re.compile(r"(\d{1,4})/(\d{1,4})")
 
 
-def _same(fleet: SimFleet) -> SimFleet:
-    return fleet
+def _moment(value: object) -> float | str:
+    if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0:
+        return float(value)
+    found = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if found is None or not int(found[1]) <= int(found[2]) or not int(found[2]):
+        raise ValueError("seconds from the start, or a share of the run as 1/3")
+    return found[0]
 
 
-def _none(_fleet: SimFleet, _duration_s: float) -> Sequence[Fault]:
-    return ()
+#: Seconds from the start of a run, or a share of the time to its last arrival, as `1/3`.
+Moment: TypeAlias = Annotated[float | str, PlainValidator(_moment)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Kind = Literal[
+    "slow", "kill", "hang", "drain", "fail-fast", "periodic-stall", "stale-metrics", "stale-probes", "partition",
+    "rtt-shift", "delay-spikes",
+]  # fmt: skip
+KINDS: Mapping[Kind, Callable[..., Fault]] = MappingProxyType({
+    "slow": Slow, "kill": Kill, "hang": Hang, "drain": Drain, "fail-fast": FailFast, "periodic-stall": PeriodicStall,
+    "stale-metrics": StaleMetrics, "stale-probes": StaleProbes, "partition": Partition, "rtt-shift": RttShift,
+    "delay-spikes": DelaySpikes,
+})  # fmt: skip
+#: Fields of a fault that a file has under another name.
+_KEYS = {"start_s": "start", "end_s": "end", "rtt_s": "rtt_ms"}
 
 
-def _as_they_are(arrivals_s: Floats) -> Floats:
-    return arrivals_s
+def seconds(moment: float | str, duration_s: float) -> float:
+    """Return a moment of a run of that length, s.
+
+    >>> seconds("2/3", 600.0), seconds(60.0, 600.0)
+    (400.0, 60.0)
+    """
+    if isinstance(moment, float):
+        return moment
+    part, whole = map(int, moment.split("/"))
+    return duration_s * part / whole
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One named variation of a run.
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFault:
+    """One thing that goes wrong.
 
     Parameters
     ----------
-    description:
-        What happens, in a line of the README's table.
-    fleet:
-        From the base fleet to the one that runs; raises `ScenarioError` if the base lacks what it needs.
-    faults:
-        What goes wrong in a run of so many seconds on that fleet; raises `ScenarioError` likewise.
-    reshape:
-        From arrival times (ascending, s) to others, as many and as many per second on average, still ascending.
+    kind:
+        Which of the faults (`KINDS`); the other keys are those of its record.
+    replica, region:
+        Whose; a replica by name or by distance. None: every one.
+    start, end:
+        From when to when; without an end it lasts.
     """
 
-    name: str
-    description: str
-    fleet: Callable[[SimFleet], SimFleet] = _same
-    faults: Callable[[SimFleet, float], Sequence[Fault]] = _none
-    reshape: Callable[[Floats], Floats] = _as_they_are
+    kind: Kind
+    replica: Name | None = None
+    region: Name | None = None
+    start: Moment = 0.0
+    end: Moment | None = None
+    factor: Positive | None = None
+    rtt_ms: NotNegative | None = None
+    status: Annotated[int, Field(ge=400, le=599)] | None = None
+    lasts_s: Positive | None = None
+    every_s: Positive | None = None
+    share: Share | None = None
+    low_s: NotNegative | None = None
+    high_s: NotNegative | None = None
+
+    def planned(self, fleet: SimFleet, duration_s: float) -> list[Fault]:
+        """Return the faults of a run; raises `ScenarioError` or `UnknownReplica` for a target that is not there."""
+        make, takes = KINDS[self.kind], _fields_of(self.kind)
+        values: dict[str, Any] = {}
+        for name in takes:
+            value = getattr(self, _KEYS.get(name, name))
+            if value is None or name in ("replica", "region"):
+                continue
+            if name in ("start_s", "end_s"):
+                value = seconds(value, duration_s)
+            values[name] = value / 1e3 if name == "rtt_s" else value
+        if self.kind == "periodic-stall":
+            values.setdefault("end_s", duration_s + _DRAIN_S)
+        target = "replica" if "replica" in takes else "region"
+        return [make(**{target: one, **values}) for one in self._targets(fleet)]
+
+    def problems(self) -> Iterator[tuple[str, str, str]]:
+        """Yield key, what is wrong with it, and what was expected."""
+        takes = [_KEYS.get(name, name) for name in _fields_of(self.kind)]
+        for one in fields(self):
+            key, given = one.name, getattr(self, one.name) is not None
+            if given and key not in ("kind", "start", *takes):
+                yield key, f"no key of {self.kind}", f"one of {', '.join(('kind', *takes))}"
+            if not given and key in takes and _is_needed(self.kind, key):
+                yield key, "missing", f"this key for {self.kind}"
+        if self.end is not None and not _ascends(self.start, self.end):
+            yield "end", f"{self.end} is no later than start", "an end behind the start"
+        if self.low_s is not None and self.high_s is not None and self.low_s > self.high_s:
+            yield "high_s", f"{self.high_s:g} is below low_s", "at least low_s"
+        if self.kind == "periodic-stall" and (self.lasts_s or 8.0) >= (self.every_s or 100.0):
+            yield "lasts_s", f"{self.lasts_s or 8.0:g} is not below every_s", "less than every_s"
+
+    def _targets(self, fleet: SimFleet) -> Sequence[str | None]:
+        if "region" in _fields_of(self.kind):
+            if self.region is None:
+                return list(dict.fromkeys(replica.region for replica in fleet.replicas))
+            replicas_in(fleet, self.region)
+            return [self.region]
+        if self.replica is not None:
+            return [find_replica(fleet, self.replica).name]
+        alone = self.kind in ("stale-metrics", "stale-probes")  # one of these is of all replicas
+        return [None] if alone else [replica.name for replica in fleet.replicas]
 
 
-def find_scenario(name: str) -> Scenario:
-    """The scenario of that name; raises `UnknownScenario`, which lists the names there are.
+def _fields_of(kind: Kind) -> list[str]:
+    """Return the fields of a fault's record, what it is about first."""
+    return [one.name for one in fields(KINDS[kind])]  # type: ignore[arg-type]  # a dataclass, called to make one
+
+
+def _is_needed(kind: Kind, key: str) -> bool:
+    """Return whether a fault's record has no default for a value; a target and a time have one in a file."""
+    needed = [one.name for one in fields(KINDS[kind]) if one.default is MISSING]  # type: ignore[arg-type]  # as above
+    return key in [_KEYS.get(name, name) for name in needed] and key not in ("replica", "region", "start", "end")
+
+
+def _ascends(start: float | str, end: float | str) -> bool:
+    """Return whether one moment is before the other; of seconds and a share of an unknown time it may be."""
+    return isinstance(start, str) != isinstance(end, str) or seconds(start, 1.0) < seconds(end, 1.0)
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileChange:
+    """Another engine of one replica, with right priors for all."""
+
+    replica: Name
+    name: Text
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How engines find cached prefixes; the Router is not configured with it."""
+
+    hit_share: Share = 1.0
+    checkpoint_tokens: Count = 1
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """Another fleet than the one that was given.
+
+    Parameters
+    ----------
+    profile:
+        Another engine of a replica.
+    engines:
+        Of all replicas.
+    priors_faster:
+        The Router is told of each engine that its prefills are so many times as fast as they are.
+    least_per_region:
+        Each region has at least so many replicas: copies of its first.
+    one_region_rtt_ms:
+        All replicas are in the nearest region, at this round trip.
+    """
+
+    profile: ProfileChange | None = None
+    engines: EngineSettings | None = None
+    priors_faster: Positive | None = None
+    least_per_region: Annotated[int, Field(ge=1, le=64)] = 1
+    one_region_rtt_ms: NotNegative | None = None
+
+    def applied_to(self, fleet: SimFleet) -> SimFleet:
+        """Return the fleet with the changes; raises `UnknownReplica` and `UnknownProfile`."""
+        if self.profile is not None:
+            fleet = _with_profile(fleet, self.profile)
+        if self.engines is not None:
+            fleet = _finding(fleet, self.engines)
+        if self.priors_faster is not None:
+            fleet = _with_priors(fleet, self.priors_faster)
+        if self.least_per_region > 1:
+            fleet = _so_many_per_region(fleet, self.least_per_region)
+        return fleet if self.one_region_rtt_ms is None else _one_region(fleet, self.one_region_rtt_ms / 1e3)
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """Another network than the fleet's.
+
+    Parameters
+    ----------
+    rtt_ms:
+        Mean round trip between two regions, either way round: a matrix. Empty: the fleet's, from its router.
+    local_rtt_ms:
+        Within a region, where the matrix has none of it.
+    jitter, spike_probability:
+        As in `Link`. None: as the fleet has them.
+    bandwidth_mbps:
+        At which the body of each request is sent, alone. None: no time.
+    tcp_windows:
+        Whether a body waits for the windows of its connection.
+    """
+
+    rtt_ms: Mapping[Name, Mapping[Name, NotNegative]] = field(default_factory=dict)
+    local_rtt_ms: NotNegative = 2.0
+    jitter: Annotated[float, Field(ge=0, le=10)] | None = None
+    spike_probability: Share | None = None
+    bandwidth_mbps: Positive | None = None
+    tcp_windows: bool = True
+
+    def applied(self, link: Link) -> Link:
+        """Return a link with the parameters of this network and its own round trip."""
+        return replace(
+            link,
+            jitter=link.jitter if self.jitter is None else self.jitter,
+            spike_probability=link.spike_probability if self.spike_probability is None else self.spike_probability,
+            bytes_per_s=link.bytes_per_s if self.bandwidth_mbps is None else self.bandwidth_mbps * 1e6 / 8,
+            tcp_windows=link.tcp_windows and self.tcp_windows,
+        )
+
+    def matrix(self) -> dict[tuple[str, str], Link]:
+        """Return the link of every pair, in the order of the file."""
+        return {
+            (one, other): self.applied(Link(rtt_s=rtt_ms / 1e3))
+            for one, row in self.rtt_ms.items()
+            for other, rtt_ms in row.items()
+        }
+
+    def problems(self) -> Iterator[tuple[tuple[str, ...], str, str]]:
+        """Yield the key of what contradicts itself, what it is, and what was expected."""
+        before: dict[tuple[str, str], float] = {}
+        for one, row in self.rtt_ms.items():
+            for other, rtt_ms in row.items():
+                back = before.get((other, one), rtt_ms)
+                before[one, other] = rtt_ms
+                if back != rtt_ms:
+                    yield ("rtt_ms", one, other), f"{rtt_ms:g}", f"{back:g}, as from {other} to {one}"
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bursts:
+    """The requests of every `every_s` arrive in its first `lasts_s`."""
+
+    every_s: Positive = BURST_EVERY_S
+    lasts_s: Positive = BURST_LASTS_S
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One variation of a run; a file has these keys.
+
+    Parameters
+    ----------
+    name, description:
+        What happens, in a word and in a line. The name of a file's is by default the file's.
+    fleet, network:
+        What is unlike the fleet that was given.
+    routers:
+        The region of each router; with more than one, clients go to the nearest.
+    clients:
+        Share of the clients in each region; whole sessions are of one. Empty: all are beside the router.
+    faults:
+        What goes wrong.
+    arrivals:
+        How requests come, as many and as many per second on average. None: as they are in the trace.
+    """
+
+    name: Name = "unnamed"
+    description: Text = "a scenario of one's own"
+    fleet: FleetSettings = FleetSettings()
+    network: NetworkSettings = NetworkSettings()
+    routers: tuple[Name, ...] = ()
+    clients: Mapping[Name, Positive] = field(default_factory=dict)
+    faults: tuple[PlannedFault, ...] = ()
+    arrivals: Bursts | None = None
+
+    @property
+    def topology(self) -> Topology | None:
+        """Return where routers and clients are; None: beside each other, as the fleet has its links."""
+        if not self.routers:
+            return None
+        local = self.network.applied(Link(rtt_s=self.network.local_rtt_ms / 1e3))
+        return Topology(links=self.network.matrix(), local=local, routers=self.routers, clients=self.clients)
+
+    def applied_to(self, fleet: SimFleet) -> SimFleet:
+        """Return the fleet that runs, with links from the first router; raises `ScenarioError` and the like."""
+        changed, topology = self.fleet.applied_to(fleet), self.topology
+        if topology is not None:
+            topology.check(changed)
+            return topology.fleet_of(changed, 0)
+        if self.network == NetworkSettings():
+            return changed
+        return _each(changed, lambda replica: replace(replica, link=self.network.applied(replica.link)))
+
+    def planned(self, fleet: SimFleet, duration_s: float) -> list[Fault]:
+        """Return the faults of a run of so many seconds on that fleet; raises `ScenarioError` and `UnknownReplica`."""
+        return [fault for one in self.faults for fault in one.planned(fleet, duration_s)]
+
+    def moved(self, arrivals_s: Floats) -> Floats:
+        """Return arrival times (ascending, s) as this scenario has them, still ascending."""
+        if self.arrivals is None:
+            return arrivals_s
+        return burst(arrivals_s, every_s=self.arrivals.every_s, lasts_s=self.arrivals.lasts_s)
+
+
+def find_scenario(given: str | Scenario) -> Scenario:
+    """The scenario of that name, or the one that is given; raises `UnknownScenario`, which lists the names there are.
 
     Example
     -------
-    >>> find_scenario("steady").reshape(np.array([0.0, 31.0])).tolist()
+    >>> find_scenario("steady").moved(np.array([0.0, 31.0])).tolist()
     [0.0, 31.0]
     """
+    if isinstance(given, Scenario):
+        return given
     try:
-        return SCENARIOS[name]
+        return SCENARIOS[given]
     except KeyError:
-        raise UnknownScenario(f"no scenario named {name!r}; there are: {', '.join(SCENARIOS)}") from None
+        names = ", ".join(SCENARIOS)
+        raise UnknownScenario(f"no scenario named {given!r}; there are: {names}, and files *.yaml") from None
+
+
+def chosen_scenario(given: str | Path | Scenario, fleet: SimFleet) -> str | Scenario:
+    """Return a scenario for that fleet: a name as it is, and a file (`*.yaml`) read.
+
+    Raises `ConfigError` for a file, `UnknownScenario`, and `ScenarioError` or `UnknownReplica` where it does not fit.
+    """
+    if isinstance(given, str) and not given.endswith(SUFFIXES):
+        find_scenario(given)
+        return given
+    if isinstance(given, Scenario):
+        return given
+    path = Path(given)
+    scenario = read_scenario(path)
+    try:
+        scenario.planned(scenario.applied_to(fleet), 1.0)
+    except (ScenarioError, UnknownReplica) as error:
+        raise type(error)(f"{path}: {error}") from None
+    return scenario
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Return the scenario of a file; raises `ConfigError` with file, line and key of each error."""
+    found = load_settings(path, Scenario, further=_problems)
+    return found if found.name != "unnamed" else replace(found, name=_name_of(path))
+
+
+def as_document(scenario: Scenario) -> dict[str, Any]:
+    """Return the content of a file of that scenario: what differs from the defaults.
+
+    >>> as_document(SCENARIOS["bursts"])["arrivals"]
+    {'every_s': 30.0, 'lasts_s': 5.0}
+    """
+    return _given(asdict(scenario), asdict(Scenario())) | {"name": scenario.name, "description": scenario.description}
+
+
+def _given(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        before = usual.get(key)
+        if isinstance(value, Mapping):
+            value = _given(value, before if isinstance(before, Mapping) else {})
+        elif isinstance(value, tuple):
+            value = [_given(one, {}) if isinstance(one, Mapping) else one for one in value]
+        if value is not None and value not in ({}, [], ()) and value != before:
+            found[key] = value
+    return found
+
+
+def _name_of(path: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:63] or "unnamed"
+
+
+def _problems(scenario: Scenario) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+    """Yield path, found and expected of what the types of keys do not say."""
+    for number, fault in enumerate(scenario.faults):
+        for key, found, expected in fault.problems():
+            yield ("faults", number, key), found, expected
+    for path, found, expected in scenario.network.problems():
+        yield ("network", *path), found, expected
+    if scenario.arrivals is not None and scenario.arrivals.lasts_s > scenario.arrivals.every_s:
+        yield ("arrivals", "lasts_s"), f"{scenario.arrivals.lasts_s:g}", "at most every_s"
+    if scenario.routers and not scenario.network.rtt_ms:
+        yield ("network", "rtt_ms"), "missing", "round trips between the regions of routers, clients and replicas"
+    if not scenario.routers and (scenario.clients or scenario.network.rtt_ms):
+        yield ("routers",), "missing", "the region of each router, as [us-ashburn]"
+    if len(scenario.routers) > 1 and not scenario.clients:
+        yield ("clients",), "missing", "the share of the clients in each region, as {us-ashburn: 0.6, ap-seoul: 0.4}"
+    if any(one == other for one, other in pairwise(sorted(scenario.routers))):
+        yield ("routers",), "a region twice", "one router in a region"
+
+
+def find_replica(fleet: SimFleet, name: str) -> SimReplica:
+    """Return a replica by its name, or by its distance (`nearest`, `second-nearest`); raises `UnknownReplica`."""
+    found = next((replica for replica in fleet.replicas if replica.name == name), None)
+    if found is not None:
+        return found
+    if name not in BY_DISTANCE:
+        names = ", ".join([replica.name for replica in fleet.replicas])
+        raise UnknownReplica(f"no replica named {name!r}; the fleet has: {names}")
+    place = BY_DISTANCE.index(name)
+    if place >= len(fleet.replicas):
+        raise ScenarioError(f"{name!r} needs two replicas; the fleet has one")
+    return sorted(fleet.replicas, key=lambda replica: replica.link.rtt_s)[place]
 
 
 def nearest(fleet: SimFleet) -> SimReplica:
@@ -372,154 +508,128 @@ def _with_reported(replica: SimReplica, profile: EngineProfile, *, faster: float
     return replace(replica, spec=spec)
 
 
-def _with_priors(faster: float) -> Callable[[SimFleet], SimFleet]:
-    return lambda fleet: _each(fleet, lambda replica: _with_reported(replica, replica.profile, faster=faster))
+def _with_priors(fleet: SimFleet, faster: float) -> SimFleet:
+    return _each(fleet, lambda replica: _with_reported(replica, replica.profile, faster=faster))
 
 
-def _mixed(fleet: SimFleet) -> SimFleet:
-    """The second nearest replica is the faster one: what is near and what is fast are not the same."""
-    if len(fleet.replicas) < 2:
-        raise ScenarioError("scenario 'mixed-fleet' needs two replicas; the fleet has one")
-    chosen = sorted(fleet.replicas, key=lambda replica: replica.link.rtt_s)[1]
-    faster = find_profile(OTHER_PROFILE)
-    changed = _each(fleet, lambda replica: replace(replica, profile=faster) if replica is chosen else replica)
+def _with_profile(fleet: SimFleet, change: ProfileChange) -> SimFleet:
+    chosen, profile = find_replica(fleet, change.replica), find_profile(change.name)
+    changed = _each(fleet, lambda replica: replace(replica, profile=profile) if replica is chosen else replica)
     return with_accurate_priors(changed)
 
 
-def _finding(*, hit_share: float = 1.0, checkpoint_tokens: int = 1) -> Callable[[SimFleet], SimFleet]:
-    """Engines that find part of each cached prefix; the Router is not configured with it."""
-
+def _finding(fleet: SimFleet, change: EngineSettings) -> SimFleet:
     def changed(replica: SimReplica) -> SimReplica:
-        profile = replace(replica.profile, hit_share=hit_share, checkpoint_tokens=checkpoint_tokens)
+        profile = replace(replica.profile, hit_share=change.hit_share, checkpoint_tokens=change.checkpoint_tokens)
         return replace(replica, profile=profile)
 
-    return lambda fleet: _each(fleet, changed)
+    return _each(fleet, changed)
 
 
-def _two_per_region(fleet: SimFleet) -> SimFleet:
-    """A region with one replica gets another like it."""
+def _so_many_per_region(fleet: SimFleet, least: int) -> SimFleet:
+    """A region with fewer replicas gets others like its first."""
     taken = {replica.name for replica in fleet.replicas}
     replicas = list(fleet.replicas)
     for replica in fleet.replicas:
-        if sum(each.region == replica.region for each in replicas) < 2:
+        while sum(each.region == replica.region for each in replicas) < least:
             name = next(name for n in count() if (name := f"{replica.region}-{n}") not in taken)
             taken.add(name)
             replicas.append(replace(replica, spec=replace(replica.spec, name=name)))
     return replace(fleet, replicas=tuple(replicas))
 
 
-def _one_region(fleet: SimFleet) -> SimFleet:
+def _one_region(fleet: SimFleet, rtt_s: float) -> SimFleet:
     region = nearest(fleet).region
 
     def moved(replica: SimReplica) -> SimReplica:
         spec: ReplicaSpec = replace(replica.spec, region=region)
-        return replace(replica, spec=spec, link=replace(replica.link, rtt_s=LOCAL_RTT_S))
+        return replace(replica, spec=spec, link=replace(replica.link, rtt_s=rtt_s))
 
     return _each(fleet, moved)
 
 
-# -- faults
+# -- the table
 
 
-def _slow_nearest(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
-    return [Slow(nearest(fleet).name, 3.0, duration_s / 3, duration_s * 2 / 3)]
+def _built_in() -> Iterator[Scenario]:
+    yield Scenario(name="steady", description="nothing goes wrong")
+    yield Scenario(
+        name="slow-replica",
+        description="the nearest replica is 3x slower for the middle third of the run",
+        faults=(PlannedFault(kind="slow", replica="nearest", factor=3.0, start="1/3", end="2/3"),),
+    )
+    yield Scenario(
+        name="rtt-shift",
+        description="the round trip to `eu-frankfurt` becomes 320 ms half way through",
+        faults=(PlannedFault(kind="rtt-shift", region="eu-frankfurt", rtt_ms=320.0, start="1/2"),),
+    )
+    yield Scenario(
+        name="killed",
+        description="the nearest replica is down from a third to a half of the run, then back cold",
+        faults=(PlannedFault(kind="kill", replica="nearest", start="1/3", end="1/2"),),
+    )
+    yield Scenario(
+        name="hung",
+        description="the nearest replica hangs from a third to a half of the run, then restarts cold",
+        faults=(PlannedFault(kind="hang", replica="nearest", start="1/3", end="1/2"),),
+    )
+    yield Scenario(
+        name="drained",
+        description="the nearest replica is drained with its streams, and back half way",
+        faults=(PlannedFault(kind="drain", replica="nearest", start="1/3", end="1/2"),),
+    )
+    yield Scenario(
+        name="stale-metrics",
+        description="no replica answers scrapes or pings in the middle third of the run",
+        faults=(
+            PlannedFault(kind="stale-metrics", start="1/3", end="2/3"),
+            PlannedFault(kind="stale-probes", start="1/3", end="2/3"),
+        ),
+    )
+    yield Scenario(
+        name="mixed-fleet",
+        description="the second nearest replica is one H100, with right priors for each replica",
+        fleet=FleetSettings(profile=ProfileChange(replica="second-nearest", name=OTHER_PROFILE)),
+    )
+    yield Scenario(
+        name="six-replicas",
+        description="a second replica in each region that has one",
+        fleet=FleetSettings(least_per_region=2),
+    )
+    yield Scenario(
+        name="one-region",
+        description="all replicas in the nearest region, at 2 ms",
+        fleet=FleetSettings(one_region_rtt_ms=2.0),
+    )
+    yield Scenario(name="bursts", description="the requests of every 30 s arrive in its first 5 s", arrivals=Bursts())
+    yield Scenario(
+        name="freezing",
+        description="the nearest replica is 40x slower for 8 s in every 100 s",
+        faults=(PlannedFault(kind="periodic-stall", replica="nearest"),),
+    )
+    yield Scenario(
+        name="late-path",
+        description="1.5 % of requests are delayed by 1 to 3 s",
+        faults=(PlannedFault(kind="delay-spikes"),),
+    )
+    for name, factor, word in (("priors-fast", 3.0, "fast"), ("priors-slow", 1 / 3, "slow")):
+        yield Scenario(
+            name=name,
+            description=f"priors of the prefill speed are 3x too {word}",
+            fleet=FleetSettings(priors_faster=factor),
+        )
+    for percent in (30, 60):
+        yield Scenario(
+            name=f"partial-hits-{percent}",
+            description=f"engines find {percent} % of each cached prefix",
+            fleet=FleetSettings(engines=EngineSettings(hit_share=percent / 100)),
+        )
+    yield Scenario(
+        name="checkpoints-1024",
+        description="engines find cached prefixes in multiples of 1,024 tokens",
+        fleet=FleetSettings(engines=EngineSettings(checkpoint_tokens=1024)),
+    )
 
 
-def _rtt_shift(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
-    region_rtt_s(fleet, SHIFTED_REGION)  # says so if nobody is there
-    return [RttShift(SHIFTED_REGION, SHIFTED_RTT_S, duration_s / 2)]
-
-
-def _killed(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
-    return [Kill(nearest(fleet).name, duration_s / 3, duration_s / 2)]
-
-
-def _hung(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
-    return [Hang(nearest(fleet).name, duration_s / 3, duration_s / 2)]
-
-
-def _drained(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
-    return [Drain(nearest(fleet).name, duration_s / 3, duration_s / 2)]
-
-
-def _stale(_fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
-    start_s, end_s = duration_s / 3, duration_s * 2 / 3
-    return [StaleMetrics(None, start_s, end_s), StaleProbes(None, start_s, end_s)]
-
-
-def _periodic_stalls(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
-    return [PeriodicStall(nearest(fleet).name, duration_s + _DRAIN_S)]
-
-
-def _late_path(fleet: SimFleet, _duration_s: float) -> Sequence[Fault]:
-    return [DelaySpikes(region) for region in dict.fromkeys(replica.region for replica in fleet.replicas)]
-
-
-_TABLE = (
-    Scenario("steady", "nothing goes wrong"),
-    Scenario("slow-replica", "the nearest replica is 3x slower for the middle third of the run", faults=_slow_nearest),
-    Scenario("rtt-shift", "the round trip to `eu-frankfurt` becomes 320 ms half way through", faults=_rtt_shift),
-    Scenario("killed", "the nearest replica is down from a third to a half of the run, then back cold", faults=_killed),
-    Scenario("hung", "the nearest replica hangs from a third to a half of the run, then restarts cold", faults=_hung),
-    Scenario("drained", "the nearest replica is drained with its streams, and back half way", faults=_drained),
-    Scenario("stale-metrics", "no replica answers scrapes or pings in the middle third of the run", faults=_stale),
-    Scenario("mixed-fleet", "the second nearest replica is one H100, with right priors for each replica", fleet=_mixed),
-    Scenario("six-replicas", "a second replica in each region that has one", fleet=_two_per_region),
-    Scenario("one-region", "all replicas in the nearest region, at 2 ms", fleet=_one_region),
-    Scenario("bursts", "the requests of every 30 s arrive in its first 5 s", reshape=burst),
-    Scenario("freezing", "the nearest replica is 40x slower for 8 s in every 100 s", faults=_periodic_stalls),
-    Scenario("late-path", "1.5 % of requests are delayed by 1 to 3 s", faults=_late_path),
-    Scenario("priors-fast", "priors of the prefill speed are 3x too fast", fleet=_with_priors(3.0)),
-    Scenario("priors-slow", "priors of the prefill speed are 3x too slow", fleet=_with_priors(1 / 3)),
-    Scenario("partial-hits-30", "engines find 30 % of each cached prefix", fleet=_finding(hit_share=0.3)),
-    Scenario("partial-hits-60", "engines find 60 % of each cached prefix", fleet=_finding(hit_share=0.6)),
-    Scenario(
-        "checkpoints-1024",
-        "engines find cached prefixes in multiples of 1,024 tokens",
-        fleet=_finding(checkpoint_tokens=1024),
-    ),
-)
-
-#: Every scenario by name, in the order of the README's table.
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType({scenario.name: scenario for scenario in _TABLE})
-
-
-# Kinds of fault of what a router knows of caches: reports that fare badly, and a router that starts again.
-#
-# Requests are served through all of them.
-
-
-_NONE = PathFaults()
-
-
-@dataclass(frozen=True, slots=True)
-class BadReports:
-    """Reports of a replica's cache, or of all, are lost, doubled, reordered, late or cut off."""
-
-    replica: str | None
-    faults: PathFaults
-    start_s: float
-    end_s: float = inf
-
-    def start(self, world: FaultApi) -> None:
-        caches = _reporting(world)
-        for name in one_or_all(world, self.replica):
-            world.kernel.at(self.start_s, lambda name=name: caches.set_report_faults(name, self.faults))  # type: ignore[misc]
-            if self.end_s < inf:
-                world.kernel.at(self.end_s, lambda name=name: caches.set_report_faults(name, _NONE))  # type: ignore[misc]
-
-
-@dataclass(frozen=True, slots=True)
-class RouterRestart:
-    """The router starts with an empty index; the engines are warm."""
-
-    at_s: float
-
-    def start(self, world: FaultApi) -> None:
-        world.kernel.at(self.at_s, _reporting(world).restart_router)
-
-
-def _reporting(world: FaultApi) -> ReportingCaches:
-    if not isinstance(world, ReportingCaches):
-        raise ScenarioError("expected a simulation whose engines report their caches")
-    return world
+#: Every scenario by name, in the order of the page's table.
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType({scenario.name: scenario for scenario in _built_in()})

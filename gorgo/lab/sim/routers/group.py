@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Literal
@@ -20,8 +20,9 @@ from gorgo.core.peers.records import PeerReport
 from gorgo.errors import ConfigError
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.network import Link
+from gorgo.lab.sim.network import LATER, Link
 from gorgo.lab.sim.routers.shell import RouterShell
+from gorgo.lab.sim.topology import Topology
 from gorgo.lab.sim.workload import SimRequest
 
 #: Which router gets a request: `random`, as a load balancer without keys; `session`, as one with session affinity;
@@ -55,6 +56,8 @@ class RouterGroup:
         From a report to its receipt by the others. `None`: as `sharing` has it (`DELAYS_S`).
     loss:
         Share of reports that a receiver never gets.
+    topology:
+        Where each router is, and its clients, in place of `split`. None: as the fleet has its links.
     """
 
     count: int = 1
@@ -62,6 +65,7 @@ class RouterGroup:
     sharing: Sharing = "none"
     delay_s: float | None = None
     loss: float = 0.0
+    topology: Topology | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -70,6 +74,20 @@ class RouterGroup:
             raise ConfigError("one router that sees all is in one region; expected the split 'random' or 'session'")
         if not (self.report_delay_s >= 0.0 and 0.0 <= self.loss <= 1.0):
             raise ConfigError("reports take a time that is not negative and are lost with a share of 0 to 1")
+
+    def placed(self, topology: Topology | None) -> RouterGroup:
+        """Return the group with its routers in their places; raises `ConfigError` where these contradict it."""
+        if topology is None:
+            return self
+        count = len(topology.routers)
+        if self.count not in (1, count):
+            raise ConfigError(f"{self.count} routers, and a scenario that has {count}; expected no number beside it")
+        if self.split != "random" or (self.sharing == "all" and count > 1):
+            raise ConfigError(
+                f"split {self.split!r}, sharing {self.sharing!r} and routers with places; expected no split, and "
+                "sharing none, store or local"
+            )
+        return replace(self, count=count, topology=topology)
 
     @property
     def reports(self) -> bool:
@@ -107,6 +125,8 @@ class RouterGroup:
         The fleet's are those of its proxy. A router elsewhere has its own region near, and others by the way over the
         proxy's region, which is the longest that they can be.
         """
+        if self.topology is not None:
+            return [each.link for each in self.topology.fleet_of(fleet, number).replicas]
         links = [each.link for each in fleet.replicas]
         if self.split != "region":
             return links

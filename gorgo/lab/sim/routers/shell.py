@@ -24,6 +24,7 @@ from gorgo.lab.sim.network import RandomTable, TripDelays
 from gorgo.lab.sim.open_requests import OpenRequests
 from gorgo.lab.sim.port import ReplicaPort
 from gorgo.lab.sim.remote_replica import RemoteReplica
+from gorgo.lab.sim.topology import ClientTrip
 from gorgo.lab.sim.workload import SimRequest
 
 # Times at which the proxy acts by itself. One event is for all time-outs: attempts wait equally long, so the one sent
@@ -212,10 +213,10 @@ class RouterShell:
 
     # -- events of the run
 
-    def submit(self, request: SimRequest) -> None:
-        """A request is here now."""
+    def submit(self, request: SimRequest, trip: ClientTrip | None = None) -> None:
+        """A request is here now, from a client elsewhere by its trip."""
         now = self._kernel.now
-        route_request = self._run.served.received(request, now=now)
+        route_request = self._run.served.received(request, now=now, trip=trip)
         self._requests[route_request.request_id] = None
         own, others = self.informed().submit(route_request, now=now)
         self.carry_out([*others, own])

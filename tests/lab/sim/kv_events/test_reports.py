@@ -20,7 +20,7 @@ from gorgo.lab.sim.engine.profiles import as_vllm
 from gorgo.lab.sim.engine.request import EngineRequest
 from gorgo.lab.sim.engine.vllm.block_pool import BlockPool
 from gorgo.lab.sim.event_queue import EventQueue
-from gorgo.lab.sim.faults.scenarios import BadReports, Kill, RouterRestart
+from gorgo.lab.sim.faults.kinds import BadReports, Kill, RouterRestart
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.kv_events.path import PathFaults, ReportPath
 from gorgo.lab.sim.kv_events.reports import BUFFERED_BATCHES, GIVE_UP_S, BlockTokens, CacheReports, EventFeed, PushFeed

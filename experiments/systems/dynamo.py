@@ -1,0 +1,264 @@
+"""Two simulators on one trace: NVIDIA Dynamo's offline replay with its own router, and this project's.
+
+Theory of operation. Both replay the same requests of Mooncake's conversation trace, at the same times, on eight engines
+of one kind with the same constants: the time of a prefill step by its tokens and of a decode step by its requests and
+their context, the tokens of a step, the KV pool and its blocks. Dynamo reads the times as tables of its own format
+(`dynamo_profile`), exact at every point of these straight lines. Attention's quadratic part is left out of both, as
+Dynamo's table has one column for a prefill. Answers are not cached, as its engines make random ones. There is no
+network.
+
+Requests go to the engines in turn in both, so that only the engines differ; then by Dynamo's KV router in its world and
+by the same cost, as far as it is known, in ours; then by `gorgo-ms` in ours alone. Answers of one token leave out the
+steps that prefill and decode at once, which are known to differ: Dynamo adds up the times of the two parts, and here a
+step reads the weights once.
+
+Dynamo is installed from PyPI into an environment of its own, without `aisimulate`, which fetches from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from experiments.comparison import MEASURES
+from experiments.environments import Environment, installed
+from experiments.grid import Grid, SystemReport
+from experiments.rules import DynamoKv, RoundRobin
+from experiments.runner import Runner, Runs, run_key
+from experiments.systems.policies import CONVERSATION_FILTERS
+from experiments.tables import ClaimVerdict, TableSection, number, sections
+from experiments.windows import PolicyTask, Workload
+from gorgo.core.fleet.replica import ReplicaSpec
+from gorgo.errors import GorgoError
+from gorgo.lab.datasets import load_requests
+from gorgo.lab.demo.options import OURS
+from gorgo.lab.results import load_text
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.sim.faults.scenarios import with_accurate_priors
+from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.network import Link
+from gorgo.lab.simulate.compare import ratio_of
+
+NAME, TITLE = "dynamo", "NVIDIA Dynamo's simulator beside this one"
+TITLES: Mapping[str, str] = {"dynamo": "Figures of this simulator over those of Dynamo's offline replay"}
+GROUPS = tuple(TITLES)
+HEADER = ("on", "requests go", "figure", "target", "here / Dynamo [95 %]", "met")
+MEANS_HEADER = ("on", "simulator", "requests go", "TTFT mean ms", "p50", "p95", "E2E mean s", "p95", "hit %")
+VERSION = "1.6.1"
+#: All that a replay imports beside Dynamo's own two packages.
+NEEDS = ("typing-extensions",)
+PROFILE = replace(
+    find_profile("1xL40S-Llama-3.1-8B-vLLM"), name="1xL40S-Llama-3.1-8B, linear", prefill_kappa_s=0.0,
+    caches_output=False,
+)  # fmt: skip
+ENGINES, REQUESTS, LOADS = 8, 3_000, (1.0, 2.0, 3.0)
+FILTERS = replace(CONVERSATION_FILTERS, limit=REQUESTS)
+#: Answers of one token, and those of the trace, capped as in the claims.
+ANSWERS: Mapping[str, int] = {"answers of one token": 1, "answers of up to 128 tokens": 128}
+Mode = Literal["round_robin", "kv_router"]
+#: How requests go, by the name in the tables: Dynamo's mode, and the policy here.
+WAYS: Mapping[str, tuple[Mode, str]] = {
+    "in turn": ("round_robin", RoundRobin.name),
+    "by Dynamo's KV rule": ("kv_router", DynamoKv.name),
+}
+FIGURES = ("mean TTFT", "p50 TTFT", "p95 TTFT", "mean E2E", "p95 E2E", "hit")
+#: With the same engine for each request and no step of two parts, figures are so near.
+AT_LEAST, AT_MOST = 0.95, 1.05
+#: Points of the tables of decode steps.
+_CONTEXTS = (*range(1, 2_000, 25), *range(2_000, 33_000, 200))
+_SUMMARY = {
+    "mean TTFT": "mean_ttft_ms", "p50 TTFT": "median_ttft_ms", "p95 TTFT": "p95_ttft_ms",
+    "mean E2E": "mean_e2e_latency_ms", "p95 E2E": "p95_e2e_latency_ms", "hit": "prefix_cache_reused_ratio",
+}  # fmt: skip
+#: Run by Dynamo's interpreter: reads the arguments of a replay as JSON, and writes its summary.
+_REPLAY = """
+import json, sys
+from dynamo.replay.api import run_trace_replay
+given = json.load(sys.stdin)
+print("\\n" + json.dumps(run_trace_replay(given.pop("trace"), **given).summary))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRun:
+    """Figures of a replay by their name in `FIGURES`, times in ms but of E2E in s."""
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTask:
+    """Dynamo's replay of the requests of a workload, whose fleet is of one kind of engine."""
+
+    workload: Workload
+    mode: Mode
+    seed: int
+    kind: ClassVar[type[ReplayRun]] = ReplayRun
+
+    def key(self) -> str:
+        settings = [replace(self.workload, traces=()), self.mode, self.seed, VERSION]
+        return run_key(OURS, self.workload.traces, settings, code=[Path(__file__)])
+
+    def run(self) -> ReplayRun:
+        """Replay in Dynamo's environment, which is made first; raises `InstallError` or `GorgoError`."""
+        environment, workload = dynamo_environment(), self.workload
+        assert workload.world is not None, "an engine of its own"
+        with TemporaryDirectory() as folder:
+            trace, table = Path(folder, "trace.jsonl"), Path(folder, "engine.npz")
+            trace.write_text("".join(mooncake_lines(workload, self.seed)))
+            write_table(workload.world.replicas[0].profile, table)
+            given = {
+                "trace": str(trace),
+                "num_workers": len(workload.world.replicas),
+                "router_mode": self.mode,
+                "trace_block_size": 512,
+                "extra_engine_args": {"engine": engine_of(workload.world.replicas[0].profile, table)},
+            }
+            summary = _replayed(environment, given)
+        if summary["completed_requests"] != summary["num_requests"]:
+            raise GorgoError(f"Dynamo's replay ended {summary['completed_requests']} of {summary['num_requests']}")
+        figures = {name: float(summary[key]) for name, key in _SUMMARY.items()}
+        return ReplayRun(figures={name: of / 1e3 if name.endswith("E2E") else of for name, of in figures.items()})
+
+
+def dynamo_environment() -> Environment:
+    """Dynamo without the engines and clusters that it can drive: 250 MB, half a minute the first time."""
+    alone = [f"ai-dynamo=={VERSION}", f"ai-dynamo-runtime=={VERSION}"]
+    return installed(f"dynamo-{VERSION}", NEEDS, alone=alone)
+
+
+def mooncake_lines(workload: Workload, seed: int) -> Iterator[str]:
+    """Yield the requests of a workload as lines of Mooncake's format, at their times under its load."""
+    for request in load_requests(workload.traces[0], replace(workload.filters, seed=seed), seed=seed):
+        row = {
+            "timestamp": 1e3 * request.timestamp_s * workload.time_scale,
+            "input_length": request.input_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": list(request.hash_ids),
+        }
+        yield json.dumps(row) + "\n"
+
+
+def engine_of(profile: EngineProfile, table: Path) -> dict[str, Any]:
+    """Return Dynamo's settings of an engine whose times are in the table."""
+    return {
+        "backend": "vllm",
+        "num_gpu_blocks": profile.kv_tokens // profile.block_tokens,
+        "block_size": profile.block_tokens,
+        "max_num_seqs": profile.max_running_requests,
+        "max_num_batched_tokens": profile.chunk_tokens,
+        "timing_model": {"type": "external", "provider": "dynamo_profile", "config": {"path": str(table)}},
+    }
+
+
+def write_table(profile: EngineProfile, path: Path) -> None:
+    """Write the times of an engine in Dynamo's format: prefill steps by tokens, decode steps by pool and context.
+
+    A decode step is given by all tokens of its requests and by their mean context, whose quotient is the batch.
+    """
+    assert profile.prefill_kappa_s == profile.decode_moe_s == 0, "a table of straight lines"
+    tokens = np.array([0.0, profile.chunk_tokens])
+    active, context = np.linspace(0, profile.kv_tokens, 400), np.array(_CONTEXTS, dtype=np.float64)
+    batch_s = profile.decode_per_request_s * active[:, None] / context
+    np.savez(
+        path,
+        prefill_isl=tokens,
+        prefill_ttft_ms=1e3 * (profile.prefill_base_s + tokens / profile.prefill_tokens_per_s),
+        decode_active_kv_tokens=active,
+        decode_context_length=context,
+        decode_itl=1e3 * (profile.decode_base_s + batch_s + profile.decode_kv_s * active[:, None]),
+    )
+
+
+def _replayed(environment: Environment, given: Mapping[str, Any]) -> dict[str, Any]:
+    command = [str(environment.python), "-c", _REPLAY]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise GorgoError(f"Dynamo's replay ended with {done.returncode}: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def fleet() -> SimFleet:
+    """Return the engines, without a network."""
+    specs = [ReplicaSpec(f"replica-{number}", "local") for number in range(ENGINES)]
+    return with_accurate_priors(SimFleet(tuple(SimReplica(spec, PROFILE, Link(rtt_s=0.0)) for spec in specs)))
+
+
+def workloads(trace: str) -> dict[str, Workload]:
+    """Return the workloads by their name in the tables."""
+    world = fleet()
+    found = {}
+    for (answers, most), load in product(ANSWERS.items(), LOADS):
+        filters = replace(FILTERS, max_output=most)
+        one = Workload(name="Mooncake", traces=(trace,), filters=filters, time_scale=1 / load, world=world)
+        found[f"{answers}, {load_text(one.time_scale)}"] = one
+    return found
+
+
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
+    """Run both worlds, and return their ratios and figures."""
+    assert set(groups) == set(GROUPS), "there is one"
+    if grid.trace is None:
+        raise GorgoError(f"--system {NAME}: missing --trace; expected Mooncake's conversation trace")
+    found = {on: one.first(grid.first_requests) for on, one in workloads(grid.trace).items()}
+    tasks = [task for one in found.values() for seed in grid.seeds for task in _tasks(one, seed)]
+    runs = runner.runs(tasks, title=TITLE)
+    verdicts = list(_verdicts(found, runs, grid.seeds))
+    return SystemReport(
+        sections=[*sections(verdicts, HEADER, TITLES), TableSection("", MEANS_HEADER, _means(found, runs, grid.seeds))],
+        end=f"{len(grid.seeds)} seeds, {len(set(tasks))} runs, both simulated.",
+        rows=[verdict.as_json() for verdict in verdicts],
+    )
+
+
+def _tasks(workload: Workload, seed: int) -> Iterator[PolicyTask | ReplayTask]:
+    for mode, policy in WAYS.values():
+        yield ReplayTask(workload, mode, seed)
+        yield PolicyTask(workload, policy, seed)
+    yield PolicyTask(workload, OURS, seed)
+
+
+def _here(workload: Workload, policy: str, runs: Runs, seed: int) -> dict[str, float]:
+    row = runs[PolicyTask(workload, policy, seed)].row
+    return {name: MEASURES[name](row) or 0.0 for name in FIGURES}
+
+
+def _verdicts(found: Mapping[str, Workload], runs: Runs, seeds: Sequence[int]) -> Iterator[ClaimVerdict]:
+    for (on, workload), (way, (mode, policy)), figure in product(found.items(), WAYS.items(), FIGURES):
+        if workload.filters.max_output == 1 and figure.endswith("E2E"):
+            continue  # the first token is the last one
+        pairs = [
+            (_here(workload, policy, runs, seed)[figure], runs[ReplayTask(workload, mode, seed)].figures[figure])
+            for seed in seeds
+        ]
+        same = mode == "round_robin" and workload.filters.max_output == 1
+        bounds = {"at_least": AT_LEAST, "at_most": AT_MOST} if same else {}
+        yield ClaimVerdict.of_ratio("dynamo", (on, way, figure), ratio_of(pairs), **bounds)
+
+
+def _means(found: Mapping[str, Workload], runs: Runs, seeds: Sequence[int]) -> list[tuple[str, ...]]:
+    rows = []
+    for on, workload in found.items():
+        for way, (mode, policy) in WAYS.items():
+            rows.append((on, "Dynamo", way, [runs[ReplayTask(workload, mode, seed)].figures for seed in seeds]))
+            rows.append((on, "here", way, [_here(workload, policy, runs, seed) for seed in seeds]))
+        rows.append((on, "here", f"by {OURS}", [_here(workload, OURS, runs, seed) for seed in seeds]))
+    return [(*labels, *_cells(figures)) for *labels, figures in rows]
+
+
+def _cells(figures: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    for name in FIGURES:
+        mean = fmean(one[name] for one in figures)
+        yield number(
+            mean, ".2f" if name.endswith("E2E") else ".0f" if name != "hit" else ".1f", 100 if name == "hit" else 1
+        )

@@ -1,0 +1,57 @@
+"""Whether the defaults of `gorgo-ms` stand on a plateau: `lambda`, `delta` and `eta` changed, one by one and together.
+
+The defaults were chosen on windows that are ART-Chat-like, WildChat-like or of Mooncake's conversations, on the GORGO
+paper's three replicas. The workloads here are none of these: other prompts, answers and engines, on six replicas each,
+at loads at which requests wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from experiments.grid import Grid, SystemReport
+from experiments.runner import Runner
+from experiments.systems.policies import report_on
+from experiments.windows import CHANGED, RatioTarget, Workload
+from gorgo.lab.demo.options import OURS
+from gorgo.lab.traces import TraceFilters
+
+NAME, TITLE = "plateau", "whether the defaults of gorgo-ms are good where they were not chosen"
+TITLES: Mapping[str, str] = {
+    "plateau": "`gorgo-ms` with its defaults over itself with other weights: means over six held-out workloads"
+}
+GROUPS = tuple(TITLES)
+#: As in this project's other claims; so many requests are two to ten minutes.
+FILTERS = TraceFilters(max_input=24_000, limit=1_000)
+#: Shape, time scale and fleet.
+HELD_OUT: Sequence[tuple[str, float, str]] = (
+    ("toolagent-like", 1.0, "mixed-gpus-x2"), ("short-chat", 0.5, "mixed-gpus-x2"),
+    ("rag", 0.5, "dense-70b-x2"), ("groups", 0.5, "dense-70b-x2"),
+    ("toolagent-like", 1.0, "6x1xH100"), ("rag", 0.5, "6x1xH100"),
+)  # fmt: skip
+MEASURED = ("mean TTFT", "p95 TTFT", "p95 E2E")
+#: No change of the weights is better than the defaults by more.
+AT_MOST = 1.03
+
+
+def workloads() -> list[Workload]:
+    """Return the workloads, none of which the defaults were chosen on."""
+    return [
+        Workload(name=shape, traces=(shape,), filters=FILTERS, time_scale=time_scale, fleet=fleet)
+        for shape, time_scale, fleet in HELD_OUT
+    ]
+
+
+def targets() -> Iterator[RatioTarget]:
+    """Yield a target per change and figure."""
+    for label in CHANGED:
+        for figure in MEASURED:
+            yield RatioTarget(
+                group="plateau", policy=OURS, workloads=workloads(), others=(label,), figure=figure, at_most=AT_MOST
+            )
+
+
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
+    """Run what the targets need, and return them."""
+    found = [one.first(grid.first_requests).queued(grid.queue) for one in targets() if one.group in groups]
+    return report_on(found, grid.seeds, runner, titles=TITLES)
