@@ -617,7 +617,7 @@ def _speeds(evidence: Evidence) -> Iterator[Finding]:
             elif factor > 1:
                 words = f"its prefills take {factor:.1f} times as long as was assumed of it"
                 yield _finding("warn", "replica-slow", row.name, words, _EXAMINE_IT)
-        elif row.decode_slowdown is not None and row.decode_slowdown >= 1.5:
+        elif row.attempts >= _ENOUGH and row.decode_slowdown is not None and row.decode_slowdown >= 1.5:
             words = f"it takes {row.decode_slowdown:.1f} times as long per output token as the replicas like it"
             yield _finding("warn", "replica-slow", row.name, words, _EXAMINE_IT)
 
