@@ -50,6 +50,8 @@ from tests.figures.learned_routers import (
     unbounded,
 )
 from tests.figures.marked import Cell, Rows, Table, View, numbers_of
+from tests.figures.peers import COMMANDS as PEER_COMMANDS
+from tests.figures.peers import VIEWS as PEER_VIEWS
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
@@ -278,6 +280,15 @@ def _residual(results: Sequence[Any]) -> View:
     found = _claims(results)
     rows = {on: {name: ratio[0] for name, ratio in row.items()} for on, row in _ratios(found).items()}
     return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=found.values)
+
+
+def _plateau(results: Sequence[Any]) -> View:
+    """A row per change of the weights: the ratio of each figure with its interval."""
+    found = _claims(results)
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for (_, _, against, figure), row in found.tables[0].rows.items():
+        rows.setdefault((against,), {})[figure] = [float(number) for number in numbers_of(str(row[_RATIO]))][:3]
+    return View(tables=[Table(labels=(CLAIMS["against"],), rows=rows)], values=found.values)
 
 
 def _two_terms(results: Sequence[Any]) -> View:
@@ -542,8 +553,10 @@ FIGURES: Mapping[str, Figure] = {
     "partial-hits": Figure([_PARTIAL_HITS], _partial_hits),
     "residual": Figure([_RESIDUAL], _residual),
     "two-terms-shapes": Figure([_TWO_TERMS], _two_terms),
+    "plateau": Figure(["python -m experiments --system plateau --only plateau --seeds 3 --jobs 1"], _plateau),
     "engines": Figure([ENGINES], engines),
     **{name: Figure([command], tuner if name == "herd-tuner" else herd) for name, command in HERD_COMMANDS.items()},
+    **{name: Figure(PEER_COMMANDS[name], view) for name, view in PEER_VIEWS.items()},
     "fleet": Figure(["python -m experiments --system gorgo --only tables --seeds 3 --jobs 1 --json"], _fleet),
     "tuning": Figure([_TUNING], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
@@ -601,6 +614,7 @@ FIGURES: Mapping[str, Figure] = {
 #: code measured or, where it was not written down, that which brought the figure. Pages name none.
 NOT_STORED: Mapping[str, NotStored] = {
     "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),
+    "scaling-warmed": NotStored("three hours in the place of the day, in a script", "64c45f0"),
     "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775"),
     "long-path": NotStored("needs root and NFQUEUE", "d685f41"),
     "kv-events": NotStored(
@@ -624,7 +638,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
-    "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
+    "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
     "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
     "whatif-coverage": NotStored(
         "forty simulated logs in a script: `pytest -m system tests/lab/whatif/test_coverage.py` has a hundred",
@@ -641,7 +655,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
     ),
     "picker-price": NotStored(
-        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "650ece8, cc1baa6"
+        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "89ed511, 4b00b9f"
     ),
     "fresh-scrapes": NotStored("one seed: the eight runs take a core for a quarter of an hour", "96c0409"),
     "half-load": NotStored(
