@@ -634,6 +634,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "found-share": NotStored(
         "one of its policies exists in no release: it ignores the learned share", "b781046, f4904e6"
     ),
+    "engines-now": NotStored("three seeds of the policies that were the best of `engines`, in a script", "89ed511"),
     "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
