@@ -32,7 +32,7 @@ import numpy as np
 from experiments.comparison import MEASURES
 from experiments.environments import Environment, installed
 from experiments.grid import Grid, SystemReport
-from experiments.rules import DynamoKv, RoundRobin
+from experiments.rules import DynamoKv
 from experiments.runner import Runner, Runs, run_key
 from experiments.systems.policies import CONVERSATION_FILTERS
 from experiments.tables import ClaimVerdict, TableSection, number, sections
@@ -47,6 +47,7 @@ from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.simulate.compare import ratio_of
+from gorgo.policies.baselines import RoundRobin
 
 NAME, TITLE = "dynamo", "NVIDIA Dynamo's simulator beside this one"
 TITLES: Mapping[str, str] = {"dynamo": "Figures of this simulator over those of Dynamo's offline replay"}

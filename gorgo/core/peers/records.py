@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gorgo.core.record import record
 
 #: Version of the records; another one is refused.
 FORMAT = 2
@@ -41,7 +42,7 @@ MarkKind = Literal["confirmed", "sent", "withdrawn", "evicted"]
 MARK_KINDS: tuple[MarkKind, ...] = ("confirmed", "sent", "withdrawn", "evicted")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplicaLoad:
     """What one router has in flight on one replica."""
 
@@ -58,7 +59,7 @@ class ReplicaLoad:
     decoded_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@record
 class PrefixMarks:
     """Prefixes on a replica, by default those of one prompt that a first token confirmed.
 
@@ -79,7 +80,7 @@ class PrefixMarks:
         return struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SharedCacheReport:
     """An engine's report of cached tokens beside the confirmed prefix: a sample of the share that it finds.
 
@@ -93,7 +94,7 @@ class SharedCacheReport:
     found_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SharedAnswer:
     """An answer that an engine was left with, by the hash of its prompt's last full block, 8 bytes.
 
@@ -106,7 +107,7 @@ class SharedAnswer:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartedPrefill:
     """Predicted prefill that one router has sent to a replica since its last report, s."""
 
@@ -114,7 +115,7 @@ class StartedPrefill:
     prefill_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LearnedSpeed:
     """A router's own samples of a replica's prefills: time spent and time by the prior, s, both fading."""
 
@@ -123,7 +124,7 @@ class LearnedSpeed:
     prior_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerStatus:
     """What an operator compares between routers."""
 
@@ -136,7 +137,7 @@ class PeerStatus:
     ejected: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class PeerReport:
     """One report of one router.
 

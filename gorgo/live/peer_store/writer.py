@@ -56,7 +56,7 @@ class Outgoing:
     def __bool__(self) -> bool:
         return self._unwritten is not None
 
-    def begin(self, report: PeerReport) -> PeerReport:
+    def next_report(self, report: PeerReport) -> PeerReport:
         """Return the report to write: `report` with what those before it could not write."""
         self._writes, self._added = True, None
         self._unwritten = self._joined(self._unwritten, report)
@@ -120,7 +120,7 @@ class OutgoingReports:
         for each in self._transports:
             if each is not outgoing:
                 each.add(report)
-        return outgoing.begin(report)
+        return outgoing.next_report(report)
 
 
 #: Between two reports, s, if there is news.
