@@ -384,7 +384,7 @@ def find_scenario(given: str | Scenario) -> Scenario:
 def chosen_scenario(given: str | Path | Scenario, fleet: SimFleet) -> str | Scenario:
     """Return a scenario for that fleet: a name as it is, and a file (`*.yaml`) read.
 
-    Raises `ConfigError` for a file, `UnknownScenario`, and `ScenarioError` or the like where the fleet lacks any.
+    Raises `ConfigError` for a file, `UnknownScenario`, and `ScenarioError` and the like where it does not fit.
     """
     if isinstance(given, str) and not given.endswith(SUFFIXES):
         find_scenario(given)
