@@ -644,7 +644,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "forty simulated logs in a script: `pytest -m system tests/lab/whatif/test_coverage.py` has a hundred",
         "438311f",
     ),
-    "whatif-blocks": NotStored("one seed of one fleet, and fixed weights in a script", "89ff5b1"),
+    "whatif-blocks": NotStored("its run was ended before the last of three fleets was done", "89ff5b1"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
