@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from experiments.systems import llm_d, lodestar
@@ -18,28 +17,28 @@ GROUPS = {"production": "--seeds 5"}
 MOTIVATION = {"motivation": "--seeds 3"}
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
-#: Ten models in a run.
-LONG = {"lodestar-long": "--seeds 5"}
+#: Twice as many models in a run.
+LONG = {"lodestar-long": "--seeds 3 --scale 0.6"}
 #: Prefills alone.
 PREFILL = {"lodestar-prefill": "--seeds 3"}
 #: Its traffic and its rates as published, and what the data of another policy is worth.
 SHAPE = {"lodestar-shape": "--seeds 3"}
 RATES = {"lodestar-rates": "--seeds 3"}
 CIRCULAR = {"circular": "--seeds 3"}
-#: Of as many requests as the paper's; and with the conversation trace.
-POOLS = {"pools": "--seeds 5 --scale 3.3334"}
-TAU = {"tau": "--seeds 5 --trace conversation_trace.jsonl.gz"}
-ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
-K_FILTER = {"k-filter": "--seeds 5"}
-SHADOWS = {"shadows": "--seeds 5"}
+#: Of half as many requests as the paper's.
+POOLS = {"pools": "--seeds 3 --scale 1.6667"}
+TAU = {"tau": "--seeds 3"}
+ABLATIONS = {"guards": "--seeds 3 --scale 0.5", "shift": "--seeds 3 --scale 0.5"}
+K_FILTER = {"k-filter": "--seeds 3"}
+SHADOWS = {"shadows": "--seeds 3"}
 LATER = {"scenarios": "--seeds 5"}
 #: What fresh reports of engines are worth.
-SCRAPES = {"scrapes": "--seeds 5"}
+SCRAPES = {"scrapes": "--seeds 3"}
 #: llm-d's guards.
 GATES = {"gates": "--seeds 5"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 5 --scale 0.5"}
-MORE = {"lodestar-more": "--seeds 5"}
+MORE = {"lodestar-more": "--seeds 3"}
 
 
 def commands(groups: Mapping[str, str]) -> list[str]:
@@ -99,30 +98,6 @@ def learned_routers(results: Sequence[Any]) -> View:
         | {f"requests measured, {number}": measured for number, measured in enumerate(_measured(lines))},
     )
     return in_words(view, LEARNED_ROUTERS)
-
-
-#: Policies whose index had no bound when some of the results were stored.
-_UNBOUNDED = re.compile(r"^`((?:lodestar|prefix-cache-and-load|tau |random, shadow lodestar).*)`$")
-
-
-def unbounded(results: Sequence[Any]) -> View:
-    """Return the same of results in which some policies had the index `published`: each says so by its name."""
-    view = learned_routers(results)
-
-    def named(text: str) -> str:
-        return _UNBOUNDED.sub(r"`\1`, unbounded index", text)
-
-    tables_of = [
-        Table(
-            labels=table.labels,
-            rows={
-                tuple(map(named, label)): {named(name): cell for name, cell in cells.items()}
-                for label, cells in table.rows.items()
-            },
-        )
-        for table in view.tables
-    ]
-    return replace(view, tables=tables_of)
 
 
 def _measured(lines: Sequence[str]) -> Iterator[float]:
