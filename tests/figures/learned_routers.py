@@ -17,7 +17,7 @@ GROUPS = {"production": "--seeds 5"}
 MOTIVATION = {"motivation": "--seeds 3"}
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
-#: Twice as many models in a run.
+#: Twice as many requests in a run.
 LONG = {"lodestar-long": "--seeds 3 --scale 0.6"}
 #: Prefills alone.
 PREFILL = {"lodestar-prefill": "--seeds 3"}
