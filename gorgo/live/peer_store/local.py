@@ -124,7 +124,7 @@ class LocalPeers:
                 log_failure("worker_event_failed", failure, topic="report")
 
     def known_peers(self) -> list[PeerRow]:
-        """Return the other workers, the last one heard of first; an idle worker reads what they have written here too."""
+        """Return the other workers, the last one heard of first; an idle worker reads their reports here too."""
         self.read_reports()
         return peer_rows(self.peers, {}, now=self._clock())
 
