@@ -24,6 +24,7 @@ from experiments.systems import (
     dynamo,
     gorgo_paper,
     herd,
+    live,
     llm_d,
     lodestar,
     perturbed,
@@ -44,7 +45,7 @@ from gorgo.lab.sim.engine.profiles import FLAGS, find_profile
 PUBLISHED: Mapping[str, ModuleType] = {one.NAME: one for one in (gorgo_paper, lodestar, llm_d, push_map, ranvier)}
 SYSTEMS: Mapping[str, ModuleType] = {
     **PUBLISHED,
-    **{one.NAME: one for one in (policies, herd, perturbed, plateau, dynamo, several, tuner_claims)},
+    **{one.NAME: one for one in (policies, herd, perturbed, plateau, dynamo, live, several, tuner_claims)},
 }
 HEADER = ("on", "figure", "published", "reproduced here", "ours", "verdict")
 #: Of `--quick`: a preview that takes two idle cores less than 15 minutes. Whole windows are cut to so many requests.

@@ -1,8 +1,7 @@
-"""Rules of other routers for which there is no policy: they stand in comparisons with the routers themselves."""
+"""A rule of another router for which there is no policy: it stands in comparisons with that router itself."""
 
 from __future__ import annotations
 
-from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -10,29 +9,6 @@ import numpy as np
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.interface import Candidates, Choice, IndexKind, choose_min_cost
 from gorgo.core.policy.weights import Weights, WeightSpec
-
-
-class RoundRobin:
-    """Requests go to the replicas in turn."""
-
-    name: ClassVar[str] = "round robin"
-    summary: ClassVar[str] = "replicas in turn"
-    unit: ClassVar[str] = "turns"
-    index: ClassVar[IndexKind] = "any"
-    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
-
-    def __init__(self) -> None:
-        self._turns = count()
-
-    def choose(
-        self,
-        request: RouteRequest,  # noqa: ARG002 - the interface
-        candidates: Candidates,
-        weights: Weights,  # noqa: ARG002
-        rng: np.random.Generator,
-    ) -> Choice:
-        ahead = (candidates.slots - next(self._turns)) % len(candidates)
-        return choose_min_cost({"turns": ahead.astype(np.float64)}, candidates, rng)
 
 
 class DynamoKv:

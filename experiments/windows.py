@@ -13,7 +13,7 @@ import tuner
 from experiments.audit import ShortSightedPolicy
 from experiments.comparison import MEASURES
 from experiments.fleets import ExperimentFleet
-from experiments.rules import DynamoKv, RoundRobin
+from experiments.rules import DynamoKv
 from experiments.runner import Runs, run_key
 from experiments.simulated import TaskRun
 from experiments.tables import ClaimVerdict
@@ -67,7 +67,6 @@ SHORT_SIGHTED = f"{OURS} without room and shared"
 #: Policies that no registry has, by their name in the tables.
 GIVEN: Mapping[str, Callable[[], Policy]] = {
     SHORT_SIGHTED: lambda: cast(Policy, ShortSightedPolicy(policy_of(OURS))),
-    RoundRobin.name: RoundRobin,
     DynamoKv.name: DynamoKv,
 }
 REGIONS = Path(__file__).parents[1] / "regions.yaml"

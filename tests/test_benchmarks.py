@@ -31,7 +31,7 @@ def test_a_layout_is_a_fleet_that_the_proxy_and_the_engines_read(
     tmp_path: Path, layout: FleetLayout, replicas: int, tokens_per_s: float | None
 ) -> None:
     path = tmp_path / "regions.yaml"
-    run._write_config(
+    run.write_config(
         path,
         "lmetric",
         3,

@@ -141,7 +141,17 @@ def test_an_error_of_a_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
 def test_no_group_is_in_two_published_systems() -> None:
     groups = [name for system in PUBLISHED.values() for name in system.GROUPS]
     assert len(groups) == len(set(groups))
-    assert list(SYSTEMS) == [*PUBLISHED, "policies", "herd", "perturbed", "plateau", "dynamo", "routers", "tuner"]
+    assert list(SYSTEMS) == [
+        *PUBLISHED,
+        "policies",
+        "herd",
+        "perturbed",
+        "plateau",
+        "dynamo",
+        "live",
+        "routers",
+        "tuner",
+    ]
 
 
 def test_make_compare_runs_this_command() -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -116,6 +116,12 @@ class Processes:
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise FleetError(f"{name} {self._state(name)}{self._last_words(name)}")
+
+    def kill(self, name: str) -> None:
+        """End a process as a crash does."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
 
     def finish(self, name: str, *, timeout_s: float = FINISH_TIMEOUT_S) -> str:
         """Stop one process with SIGTERM and return its output.
@@ -267,14 +273,10 @@ def running_fleet(
     token = secrets.token_urlsafe(24)
     environ = {**os.environ, "GORGO_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
     config = folder / "regions.yaml"
-    write = partial(_write_config, config, policy, seed, layout, weights=weights or {})
+    write = partial(write_config, config, policy, seed, layout, weights=weights or {})
     write(dict.fromkeys(layout.replicas, UNKNOWN_URL))
     with Processes(folder, environ) as processes:
-        for name in layout.replicas:
-            processes.start(name, ["engine", "--replica", name, "--config", str(config), "--port", "0"])
-        ready_s = READY_TIMEOUT_S * max(1.0, (len(layout.replicas) + 1) / STARTED_AT_ONCE)
-        urls = {name: _url_of(processes, name, ready_s) for name in layout.replicas}
-        write(urls)
+        write(start_engines(processes, config, layout.replicas))
         processes.start("serve", ["serve", "--config", str(config), "--seed", str(seed)])
         ready = processes.wait_for_line("serve", r"listening on (http://\S+) \(admin (http://[^\s)]+)\)")
         fleet = DemoFleet(ready[1], ready[2], token, processes)
@@ -282,11 +284,21 @@ def running_fleet(
         yield fleet
 
 
-def _url_of(processes: Processes, name: str, ready_s: float) -> str:
-    return processes.wait_for_line(name, r"listening on (http://\S+)", timeout_s=ready_s)[1]
+def start_engines(
+    processes: Processes, config: Path, names: Collection[str], *, timeout_s: float = READY_TIMEOUT_S
+) -> dict[str, str]:
+    """Start the simulated engines of these replicas of a configuration, wait for them, and return their URLs.
+
+    `timeout_s` is for as many as start at once.
+    """
+    for name in names:
+        processes.start(name, ["engine", "--replica", name, "--config", str(config), "--port", "0"])
+    ready_s = timeout_s * max(1.0, (len(names) + 1) / STARTED_AT_ONCE)
+    listens = r"listening on (http://\S+)"
+    return {name: processes.wait_for_line(name, listens, timeout_s=ready_s)[1] for name in names}
 
 
-def _write_config(
+def write_config(
     path: Path,
     policy: str,
     seed: int,
@@ -295,6 +307,7 @@ def _write_config(
     *,
     weights: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
+    """Write a regions.yaml of the fleet, with these URLs of its replicas."""
     config = {
         "proxy": {
             "region": next(iter(layout.round_trip_ms)),

