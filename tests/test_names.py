@@ -152,8 +152,8 @@ USUAL_METHODS = {
     *("add", "remove", "get", "read", "write", "flush", "feed", "release"),
     # Own invariants; a record as JSON, or made of other records; persisted state.
     *("check", "as_dict", "as_json", "of", "state", "load"),
-    # The contracts of policies and of models.
-    *("choose", "ttft_s"),
+    # The contracts of policies, of models and of an experiment's runs.
+    *("choose", "ttft_s", "key"),
 }
 #: Families of classes (a base and what derives from it) that may have a public method of one other name.
 MOST_FAMILIES = 5

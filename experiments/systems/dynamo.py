@@ -71,7 +71,7 @@ WAYS: Mapping[str, tuple[Mode, str]] = {
     "in turn": ("round_robin", RoundRobin.name),
     "by Dynamo's KV rule": ("kv_router", DynamoKv.name),
 }
-FIGURES = ("mean TTFT", "p50 TTFT", "p95 TTFT", "mean E2E", "p95 E2E", "hit")
+STATS = ("mean TTFT", "p50 TTFT", "p95 TTFT", "mean E2E", "p95 E2E", "hit")
 #: With the same engine for each request and no step of two parts, figures are so near.
 AT_LEAST, AT_MOST = 0.95, 1.05
 #: Points of the tables of decode steps.
@@ -91,9 +91,9 @@ print("\\n" + json.dumps(run_trace_replay(given.pop("trace"), **given).summary))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRun:
-    """Figures of a replay by their name in `FIGURES`, times in ms but of E2E in s."""
+    """Figures of a replay by their name in `STATS`, times in ms but of E2E in s."""
 
-    figures: Mapping[str, float] = field(default_factory=dict)
+    stats: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ class ReplayTask:
             summary = _replayed(environment, given)
         if summary["completed_requests"] != summary["num_requests"]:
             raise GorgoError(f"Dynamo's replay ended {summary['completed_requests']} of {summary['num_requests']}")
-        figures = {name: float(summary[key]) for name, key in _SUMMARY.items()}
-        return ReplayRun(figures={name: of / 1e3 if name.endswith("E2E") else of for name, of in figures.items()})
+        stats = {name: float(summary[key]) for name, key in _SUMMARY.items()}
+        return ReplayRun(stats={name: of / 1e3 if name.endswith("E2E") else of for name, of in stats.items()})
 
 
 def dynamo_environment() -> Environment:
@@ -231,35 +231,35 @@ def _tasks(workload: Workload, seed: int) -> Iterator[PolicyTask | ReplayTask]:
 
 def _here(workload: Workload, policy: str, runs: Runs, seed: int) -> dict[str, float]:
     row = runs[PolicyTask(workload, policy, seed)].row
-    return {name: MEASURES[name](row) or 0.0 for name in FIGURES}
+    return {name: MEASURES[name](row) or 0.0 for name in STATS}
 
 
 def _verdicts(found: Mapping[str, Workload], runs: Runs, seeds: Sequence[int]) -> Iterator[ClaimVerdict]:
-    for (on, workload), (way, (mode, policy)), figure in product(found.items(), WAYS.items(), FIGURES):
+    for (on, workload), (route, (mode, policy)), figure in product(found.items(), WAYS.items(), STATS):
         if workload.filters.max_output == 1 and figure.endswith("E2E"):
             continue  # the first token is the last one
         pairs = [
-            (_here(workload, policy, runs, seed)[figure], runs[ReplayTask(workload, mode, seed)].figures[figure])
+            (_here(workload, policy, runs, seed)[figure], runs[ReplayTask(workload, mode, seed)].stats[figure])
             for seed in seeds
         ]
         same = mode == "round_robin" and workload.filters.max_output == 1
         bounds = {"at_least": AT_LEAST, "at_most": AT_MOST} if same else {}
-        yield ClaimVerdict.of_ratio("dynamo", (on, way, figure), ratio_of(pairs), **bounds)
+        yield ClaimVerdict.of_ratio("dynamo", (on, route, figure), ratio_of(pairs), **bounds)
 
 
 def _means(found: Mapping[str, Workload], runs: Runs, seeds: Sequence[int]) -> list[tuple[str, ...]]:
     rows = []
     for on, workload in found.items():
-        for way, (mode, policy) in WAYS.items():
-            rows.append((on, "Dynamo", way, [runs[ReplayTask(workload, mode, seed)].figures for seed in seeds]))
-            rows.append((on, "here", way, [_here(workload, policy, runs, seed) for seed in seeds]))
+        for route, (mode, policy) in WAYS.items():
+            rows.append((on, "Dynamo", route, [runs[ReplayTask(workload, mode, seed)].stats for seed in seeds]))
+            rows.append((on, "here", route, [_here(workload, policy, runs, seed) for seed in seeds]))
         rows.append((on, "here", f"by {OURS}", [_here(workload, OURS, runs, seed) for seed in seeds]))
-    return [(*labels, *_cells(figures)) for *labels, figures in rows]
+    return [(*labels, *_cells(stats)) for *labels, stats in rows]
 
 
-def _cells(figures: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    for name in FIGURES:
-        mean = fmean(one[name] for one in figures)
+def _cells(stats: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    for name in STATS:
+        mean = fmean(one[name] for one in stats)
         yield number(
             mean, ".2f" if name.endswith("E2E") else ".0f" if name != "hit" else ".1f", 100 if name == "hit" else 1
         )

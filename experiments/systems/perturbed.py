@@ -48,7 +48,7 @@ RIVALS = (
 )  # fmt: skip
 #: At most so far behind the best of the rivals, and behind each of them over all settings.
 OF_BEST, OF_EACH = 1.05, 1.0
-FIGURES = ("mean TTFT", "p95 TTFT", "p95 E2E")
+STATS = ("mean TTFT", "p95 TTFT", "p95 E2E")
 #: Kinds of engine of one model each. The fleet of regions.yaml is left out: weights were chosen on it.
 ENGINES: Sequence[Sequence[str]] = (
     ("1xA30-Llama-3.1-8B", "1xL20-Llama-3.1-8B", "1xL40S-Llama-3.1-8B", "1xH100-Llama-3.1-8B", "1xV100-Llama-3.1-8B"),
@@ -179,13 +179,13 @@ def all_targets(settings: int = SETTINGS) -> list[RatioTarget]:
     """Return a target per setting and figure, then one per rival and figure."""
     workloads = [setting(number) for number in range(settings)]
     return [
-        *targets_of("perturbed", workloads, RIVALS, *((figure, OF_BEST) for figure in FIGURES)),
+        *targets_of("perturbed", workloads, RIVALS, *((figure, OF_BEST) for figure in STATS)),
         *(
             RatioTarget(
                 group="perturbed-rivals", policy=OURS, workloads=workloads, others=(rival,), figure=figure,
                 at_most=OF_EACH,
             )
-            for figure in FIGURES
+            for figure in STATS
             for rival in RIVALS
         ),
     ]  # fmt: skip

@@ -29,10 +29,10 @@ import httpx
 import typer
 
 from gorgo.cli import options
-from gorgo.cli.diagnosis import (
-    AT_ONCE_S,
+from gorgo.cli.diagnosis import AT_ONCE_S, Finding, gaps_s
+from gorgo.cli.errors import FAILED
+from gorgo.cli.evidence import (
     Evidence,
-    Finding,
     HeadFacts,
     KvFacts,
     LoggedFacts,
@@ -42,9 +42,7 @@ from gorgo.cli.diagnosis import (
     RouterFacts,
     SampleFacts,
     TunerFacts,
-    gaps_s,
 )
-from gorgo.cli.errors import FAILED
 
 if TYPE_CHECKING:
     from gorgo.cli.connectivity import Reached, ReplicaClients

@@ -29,8 +29,9 @@ from gorgo.picker.protocol.messages import (
     USAGE,
     ProtocolError,
     ServedBy,
+    fields_of,
     read_tried,
-    struct_text,
+    text_of,
 )
 from gorgo.picker.protocol.protos import DecodeError, StreamAccessLogsMessage
 from gorgo.picker.state import PICKER, PickerState
@@ -99,14 +100,17 @@ def read_entries(batch: Any) -> Iterator[LogEntry | None]:
         common = entry.common_properties
         if common.intermediate_log_entry:
             continue
-        exchange_id = struct_text(common.metadata.filter_metadata, OWN, "id")
+        # Each map and message is asked for once: an object is made for it each time.
+        metadata = common.metadata.filter_metadata
+        own = fields_of(metadata, OWN)
+        exchange_id = text_of(own, "id")
         if exchange_id is not None:
-            yield _read(exchange_id, common, entry.response)
+            yield _read(exchange_id, own, metadata, common, entry.response)
         elif entry.response.response_code_details.startswith(_UPSTREAM):
             yield None
 
 
-def _read(exchange_id: str, common: Any, response: Any) -> LogEntry:
+def _read(exchange_id: str, own: Any, metadata: Any, common: Any, response: Any) -> LogEntry:
     details = response.response_code_details
     failure, disconnected = None, False
     if common.HasField("response_flags"):
@@ -115,21 +119,23 @@ def _read(exchange_id: str, common: Any, response: Any) -> LogEntry:
         disconnected = not found.isdisjoint(_DISCONNECTS)
     if failure is None and details.startswith(_BROKEN):
         failure = "disconnected"
-    status = response.response_code.value if 100 <= response.response_code.value < 600 else 0
-    metadata = common.metadata.filter_metadata
-    served = struct_text(metadata, LB, SERVED) or _address(common.upstream_remote_address)
+    status = response.response_code.value
+    if not 100 <= status < 600:
+        status = 0
+    served = text_of(fields_of(metadata, LB), SERVED) or _address(common.upstream_remote_address)
+    left, headers = fields_of(metadata, USAGE), response.response_headers
     return LogEntry(
         exchange_id,
-        status=status,
-        disconnected=disconnected,
+        status,
+        disconnected,
         # A client that leaves resets the replica's stream too.
-        failure=None if disconnected else failure,
-        first_body_s=_first_body_s(common.custom_tags),
-        usage=_usage(metadata),
-        body=_body(metadata),
-        served=None if served is None else ServedBy(served, status, read_tried(struct_text(metadata, OWN, TRIED))),
-        headers=tuple((name.encode(), value.encode()) for name, value in response.response_headers.items()),
-        is_local=bool(details) and not details.startswith(_UPSTREAM),
+        None if disconnected else failure,
+        _first_body_s(common.custom_tags),
+        _usage(left),
+        _body(left),
+        None if served is None else ServedBy(served, status, read_tried(text_of(own, TRIED))),
+        tuple((name.encode(), value.encode()) for name, value in headers.items()) if headers else (),
+        bool(details) and not details.startswith(_UPSTREAM),  # is_local
     )
 
 
@@ -140,9 +146,9 @@ def _first_body_s(tags: Any) -> float | None:
     return int(text) / 1e6
 
 
-def _body(metadata: Any) -> bytes | None:
+def _body(fields: Any) -> bytes | None:
     """Return a short answer in one piece; `None` for any other."""
-    text = struct_text(metadata, USAGE, BODY)
+    text = text_of(fields, BODY)
     if text is None or len(text) > _BODY_CHARS:
         return None
     try:
@@ -151,12 +157,10 @@ def _body(metadata: Any) -> bytes | None:
         return None
 
 
-def _usage(metadata: Any) -> Usage | None:
+def _usage(fields: Any) -> Usage | None:
     """Return the usage that Envoy has read of the answer; `None` without one."""
-    found = metadata.get(USAGE)
-    if found is None:
+    if fields is None or BODY in fields:
         return None
-    fields = found.fields
     prompt = _count(fields, "prompt_tokens")
     output = _count(fields, "completion_tokens")
     if prompt is None and output is None:
@@ -179,10 +183,10 @@ def _number(text: str) -> float:
 
 def _address(address: Any) -> str | None:
     socket = address.socket_address
-    if not socket.address or not socket.port_value:
+    host, port = socket.address, socket.port_value
+    if not host or not port:
         return None
-    host = f"[{socket.address}]" if ":" in socket.address else socket.address
-    return f"{host}:{socket.port_value}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 #: Between two resolutions of the names in replicas' URLs, s: the usual time for which DNS answers may be cached.

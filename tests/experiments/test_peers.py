@@ -66,7 +66,7 @@ def test_nobody_queues_in_a_setting_and_the_rivals_are_registered() -> None:
     assert job.limits is None
     assert [policy_of(name).name for name in perturbed.RIVALS] == list(perturbed.RIVALS)
     assert len(perturbed.RIVALS) == 7
-    assert set(perturbed.FIGURES) <= set(MEASURES)
+    assert set(perturbed.STATS) <= set(MEASURES)
 
 
 # --- The claims: rivals, and the queue under every policy or none.
@@ -135,14 +135,12 @@ def test_without_the_trace_dynamo_is_not_compared() -> None:
 
 
 def test_ratios_of_the_simulators_are_of_the_same_requests(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        dynamo.ReplayTask, "run", lambda _: dynamo.ReplayRun(figures=dict.fromkeys(dynamo.FIGURES, 2.0))
-    )
+    monkeypatch.setattr(dynamo.ReplayTask, "run", lambda _: dynamo.ReplayRun(stats=dict.fromkeys(dynamo.STATS, 2.0)))
     monkeypatch.setattr(dynamo, "workloads", lambda _: {"two, load 2": workload})
     found = dynamo.report(dynamo.GROUPS, Grid(seeds=[0], trace=workload.traces[0]), Runner(None, n_jobs=1))
     ratios, means = found.sections
     assert [cells[:3] for cells in ratios.rows] == [
-        ("two, load 2", way, figure) for way in dynamo.WAYS for figure in dynamo.FIGURES
+        ("two, load 2", way, figure) for way in dynamo.WAYS for figure in dynamo.STATS
     ]
     assert [cells[1:3] for cells in means.rows] == [
         *((world, way) for way in dynamo.WAYS for world in ("Dynamo", "here")),

@@ -49,7 +49,7 @@ def settings(results: Sequence[Any]) -> View:
         if figure == "p95 TTFT":
             cells[BEST] = f"`{against}`"
     values = {"settings": float(len(by_setting)), "rivals": float(len(by_rival)), "allowed, %": 100 * (_LOST - 1)}
-    for figure in perturbed.FIGURES:
+    for figure in perturbed.STATS:
         found = [float(str(cells[figure])) for cells in by_setting.values()]
         values |= {f"{figure}, lost": float(sum(ratio > _LOST for ratio in found)), f"{figure}, most": max(found)}
         values |= {f"{figure}, won": float(sum(ratio < 1 for ratio in found)), f"{figure}, least": min(found)}

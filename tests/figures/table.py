@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments.systems.policies import PUBLISHED_RATIOS
 from gorgo.lab.demo.options import ALL_READINGS
+from gorgo.lab.simulate.compare import geometric_mean
 from tests.documents import tables
 from tests.figures.attacks import BEFORE, attacks, attacks_of_seams, fast_failures
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
@@ -187,6 +188,7 @@ _POLICIES = "python -m experiments --system policies"
 _CLAIMS = f"{_POLICIES} {_CHOSEN} --seeds 5 --trace {CONVERSATION}"
 _PARTIAL_HITS = f"{_POLICIES} --only partial-hits --only tail --seeds 3 --jobs 1"
 _RESIDUAL = f"{_POLICIES} --only residual --seeds 3 --jobs 1 --trace {CONVERSATION}"
+_TWO_TERMS = f"{_POLICIES} --only two-terms-shapes --seeds 5 --jobs 1"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
@@ -275,23 +277,38 @@ def _partial_hits(results: Sequence[Any]) -> View:
 
 def _residual(results: Sequence[Any]) -> View:
     """A row per workload: the ratio of each figure, without its interval."""
-    return _ratios(results, numbers=1)
+    found = _claims(results)
+    rows = {on: {name: ratio[0] for name, ratio in row.items()} for on, row in _ratios(found).items()}
+    return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=found.values)
+
+
+def _plateau(results: Sequence[Any]) -> View:
+    """A row per change of the weights: the ratio of each figure with its interval."""
+    found = _claims(results)
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for (_, _, against, figure), row in found.tables[0].rows.items():
+        rows.setdefault((against,), {})[figure] = [float(number) for number in numbers_of(str(row[_RATIO]))][:3]
+    return View(tables=[Table(labels=(CLAIMS["against"],), rows=rows)], values=found.values)
 
 
 def _two_terms(results: Sequence[Any]) -> View:
-    """A row per workload: the ratio of each figure with its interval."""
-    return _ratios(results, numbers=3)
-
-
-def _ratios(results: Sequence[Any], *, numbers: int) -> View:
+    """A row per workload: the ratio of each figure with its interval; of each figure the mean and the most."""
     found = _claims(results)
-    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
-    for (on, *_, figure), row in found.tables[0].rows.items():
-        cell = [float(number) for number in numbers_of(str(row[_RATIO]))][:numbers]
-        rows.setdefault((on,), {})[figure] = cell if numbers > 1 else cell[0]
+    rows = _ratios(found)
     missed = sum(row[CLAIMS["met"]] == "missed" for row in found.tables[0].rows.values())
-    values = {**found.values, "missed by the whole interval": float(missed)}
+    values = {**found.values, "missed by the whole interval": float(missed), "workloads": float(len(rows))}
+    for name in next(iter(rows.values())):
+        column = [row[name][0] for row in rows.values()]
+        values |= {f"{name}, mean": geometric_mean(column), f"{name}, most": max(column)}
     return View(tables=[Table(labels=(CLAIMS["on"],), rows=rows)], values=values)
+
+
+def _ratios(found: View) -> dict[tuple[str, ...], dict[str, list[float]]]:
+    """Return the ratio of each figure with its interval, by workload."""
+    rows: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for (on, *_, figure), row in found.tables[0].rows.items():
+        rows.setdefault((on,), {})[figure] = [float(number) for number in numbers_of(str(row[_RATIO]))]
+    return rows
 
 
 def _coded(label: Sequence[str]) -> tuple[str, ...]:
@@ -535,6 +552,8 @@ FIGURES: Mapping[str, Figure] = {
     "claims": Figure([_CLAIMS], _claims),
     "partial-hits": Figure([_PARTIAL_HITS], _partial_hits),
     "residual": Figure([_RESIDUAL], _residual),
+    "two-terms-shapes": Figure([_TWO_TERMS], _two_terms),
+    "plateau": Figure(["python -m experiments --system plateau --only plateau --seeds 3 --jobs 1"], _plateau),
     "engines": Figure([ENGINES], engines),
     **{name: Figure([command], tuner if name == "herd-tuner" else herd) for name, command in HERD_COMMANDS.items()},
     **{name: Figure(PEER_COMMANDS[name], view) for name, view in PEER_VIEWS.items()},
@@ -595,6 +614,7 @@ FIGURES: Mapping[str, Figure] = {
 #: code measured or, where it was not written down, that which brought the figure. Pages name none.
 NOT_STORED: Mapping[str, NotStored] = {
     "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),
+    "scaling-warmed": NotStored("three hours in the place of the day, in a script", "64c45f0"),
     "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775"),
     "long-path": NotStored("needs root and NFQUEUE", "d685f41"),
     "kv-events": NotStored(
@@ -614,16 +634,17 @@ NOT_STORED: Mapping[str, NotStored] = {
     "found-share": NotStored(
         "one of its policies exists in no release: it ignores the learned share", "b781046, f4904e6"
     ),
+    "engines-now": NotStored("three seeds of the policies that were the best of `engines`, in a script", "89ed511"),
     "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
-    "random-steps": NotStored("its run was ended before the last of three fleets was done", "74bd408"),
+    "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
     "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
     "whatif-coverage": NotStored(
         "forty simulated logs in a script: `pytest -m system tests/lab/whatif/test_coverage.py` has a hundred",
         "438311f",
     ),
-    "whatif-blocks": NotStored("one seed of one fleet, and fixed weights in a script", "89ff5b1"),
+    "whatif-blocks": NotStored("its run was ended before the last of three fleets was done", "89ff5b1"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
@@ -634,7 +655,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
     ),
     "picker-price": NotStored(
-        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "650ece8, cc1baa6"
+        "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "89ed511, 4b00b9f"
     ),
     "fresh-scrapes": NotStored("one seed: the eight runs take a core for a quarter of an hour", "96c0409"),
     "half-load": NotStored(
@@ -652,7 +673,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "several-routers-more": NotStored(
         "one seed of an earlier commit, and time on a busy machine", "a8aa696, ee77183, b781046"
     ),
-    "two-terms": NotStored("a cost without two of its terms, which no option gives", "6046ff1"),
+    "two-terms": NotStored("230 runs of whole windows take a core for a quarter of an hour", "6046ff1"),
     "herd-live": NotStored("live processes in wall time, and a policy without two of its terms", "08c66ea"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
     "two-terms-cost": NotStored(

@@ -135,6 +135,24 @@ def test_the_published_claim_is_judged_by_the_published_level() -> None:
     assert shown.values["targets met"] == 2
 
 
+def test_the_two_terms_show_ratios_with_intervals_and_what_is_missed_for_sure() -> None:
+    lines = """
+| on | of | against | figure | target | of / against [95 %] | met |
+| --- | --- | --- | --- | --- | --- | --- |
+| rag, load 1 | gorgo-ms | gorgo-ms without room and shared | mean TTFT | <= 1.02 | 1.080 [1.030, 1.130] | missed |
+| rag, load 1 | gorgo-ms | gorgo-ms without room and shared | p95 E2E | <= 1.02 | 1.030 [0.990, 1.070] | missed ~ |
+| groups, load 1 | gorgo-ms | gorgo-ms without room and shared | mean TTFT | <= 1.02 | 0.980 [0.960, 1.000] | pass |
+| groups, load 1 | gorgo-ms | gorgo-ms without room and shared | p95 E2E | <= 1.02 | 0.990 [0.970, 1.010] | pass |
+
+2 of 4 targets met, all simulated; 20 runs, 12 s of processor time; 20 of them were made now, in 13 s.
+"""
+    shown = view("two-terms-shapes", lines.splitlines())
+    assert row(shown, "rag, load 1") == {"mean TTFT": [1.08, 1.03, 1.13], "p95 E2E": [1.03, 0.99, 1.07]}
+    assert shown.values["missed by the whole interval"] == 1
+    assert (shown.values["p95 E2E, most"], shown.values["workloads"]) == (1.03, 2)
+    assert shown.values["mean TTFT, mean"] == pytest.approx((1.08 * 0.98) ** 0.5)
+
+
 def test_the_demo_shows_what_its_printed_table_says_in_words() -> None:
     lines = [
         "                            TTFT            E2E",

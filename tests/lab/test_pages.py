@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import sys
 from importlib.metadata import EntryPoint
@@ -39,6 +40,9 @@ def test_the_researcher_s_page_is_among_those_that_are_run() -> None:
         ["gorgo", "simulate"],
         ["gorgo", "simulate"],
         ["gorgo", "simulate"],
+        ["gorgo", "datasets"],
+        ["gorgo", "simulate"],
+        ["gorgo", "simulate"],
         ["gorgo", "simulate"],
     ]
 
@@ -51,6 +55,8 @@ def test_signs_orders_and_counts_of_a_page_are_those_of_its_command(
     own_policy(page, tmp_path, monkeypatch)
     (tmp_path / "regions.yaml").write_bytes((ROOT / "regions.yaml").read_bytes())
     monkeypatch.chdir(tmp_path)
+    if any(name in step.typed for name in own_files(page, tmp_path)):
+        own_trace(page, tmp_path)
     printed = "".join(printed_by(line) for line in step.typed.splitlines())
     assert agrees(step.shown, printed)
     said, found = sides(step.shown), iter(sides(printed))
@@ -80,6 +86,24 @@ def own_policy(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(os.fspath(folder))
     monkeypatch.setattr(registry, "_third_party", lambda: offered)
+
+
+def own_files(page: Path, folder: Path) -> list[str]:
+    """Write the files that a page writes into its folder; return their names, and that of the trace made of one."""
+    found = re.findall(r"^cat > (\w+\.(?:py|yaml)) <<'END'\n(.*?)^END$", page.read_text(), re.MULTILINE | re.S)
+    for name, text in found:
+        (folder / name).write_text(text)
+    return [*[name for name, _ in found], "requests.jsonl"]
+
+
+def own_trace(page: Path, folder: Path) -> None:
+    """Make the trace that a page makes with a program of its own and a conversion."""
+    typed = [line for step in steps(page.read_text()) for line in step.typed.splitlines()]
+    for line in typed:
+        if re.fullmatch(r"python \w+\.py", line):
+            runpy.run_path(os.fspath(folder / line.split()[1]))
+        if line.startswith("gorgo datasets convert "):
+            printed_by(line)
 
 
 def sides(text: str) -> list[tuple[str, list[int]]]:

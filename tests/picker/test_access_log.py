@@ -339,6 +339,85 @@ def test_the_beginning_of_a_stream_does_not_say_how_long_it_gets() -> None:
     in_virtual_time(test)
 
 
+# --- Short answers in one piece, which an entry has whole: no call was made of them.
+
+
+COUNTED = b'{"choices": [{"message": {"content": "a b c"}}], "usage": {"prompt_tokens": 12, "completion_tokens": 3}}'
+
+
+def test_an_answer_that_its_entry_has_gives_its_usage_and_no_first_token() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(JSON_BODY)
+        call.close()
+        picker.log(picked.exchange_id, body=COUNTED, first_body_us=900)
+        assert (picker.attempts("completed"), first_tokens(picker)) == (1, 0)
+        (sample,) = picker.state.routing.router.samples
+        assert (sample.input_tokens, sample.output_tokens) == (12, 3)
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before the end of its call", "after it"])
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [
+        (b'{"error": {"message": "no", "code": 500}}', "failed_before_content"),
+        (b'{"error": {"message": "no", "code": 400}}', "upstream_4xx"),
+        (COUNTED, "completed"),
+    ],
+)
+def test_an_answer_is_judged_by_its_entry_as_by_the_call(body: bytes, result: str, is_first: bool) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(JSON_BODY)
+        if not is_first:
+            call.close()
+        picker.log(picked.exchange_id, body=body, first_body_us=900)
+        call.close()
+        picker.state.routing.router.replicas.drain("r0", now=picker.state.routing.clock())
+        other, picked = picker.request(JSON_BODY)
+        picker.first_bytes(picked.exchange_id, body, end=True).close()
+        other.close()
+        picker.log(picked.exchange_id, first_body_us=900)
+        assert (picker.attempts(result), picker.attempts(result, "r1")) == (1, 1)
+
+    in_virtual_time(test)
+
+
+def test_errors_in_one_piece_eject_their_replica_by_their_entries() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        for _ in range(3):
+            call, picked = picker.request(JSON_BODY)
+            call.close()
+            picker.log(picked.exchange_id, body=b'{"error": {"message": "no", "code": 500}}', first_body_us=900)
+        assert picker.state.routing.router.view.health_states() == {"r0": "ejected"}
+
+    in_virtual_time(test, config_of("10.0.0.1:8000"))
+
+
+def test_of_an_answer_that_a_call_has_shown_the_entry_s_is_not_read_again() -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(JSON_BODY)
+        picker.first_bytes(picked.exchange_id, COUNTED, end=True).close()
+        call.close()
+        picker.log(picked.exchange_id, body=b'{"error": {"message": "no", "code": 500}}', first_body_us=900)
+        assert picker.attempts("completed") == 1
+
+    in_virtual_time(test)
+
+
+@pytest.mark.parametrize("text", ["{", "e30", "e30=\n", "é", "A" * 4 * 22_000], ids=len)
+def test_what_is_no_short_answer_in_base_64_is_none(text: str) -> None:
+    async def test(picker: VirtualPicker) -> None:
+        call, picked = picker.request(JSON_BODY)
+        call.close()
+        picker.log(picked.exchange_id, usage={"body": text}, first_body_us=900)
+        (sample,) = picker.state.routing.router.samples
+        assert (sample.status, sample.output_tokens) == (200, None)
+        assert picker.attempts("completed") == 1
+
+    in_virtual_time(test)
+
+
 # --- The call of the filter of first tokens: what it credits, and when it ends.
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,8 @@ from gorgo.live.event_loop import RouterGateway
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.picker.call import PickerCall
 from gorgo.picker.protocol.answers import PIECE_BYTES
-from gorgo.picker.protocol.messages import DESTINATION, LB, OWN, SERVED
+from gorgo.picker.protocol.messages import BODY as BODY_KEY
+from gorgo.picker.protocol.messages import DESTINATION, LB, OWN, SERVED, USAGE
 from gorgo.picker.protocol.protos import (
     HeaderValue,
     ProcessingMode,
@@ -213,7 +215,8 @@ def log_message(
     *,
     status: int = 200,
     flags: Sequence[str] = (),
-    usage: dict[str, int] | None = None,
+    usage: Mapping[str, int | str] | None = None,
+    body: bytes | None = None,
     first_body_us: int | None = None,
     served: str | None = None,
     details: str = "via_upstream",
@@ -224,7 +227,9 @@ def log_message(
     common = entry.common_properties
     common.metadata.filter_metadata[OWN].update({"id": exchange_id})
     if usage is not None:
-        common.metadata.filter_metadata["usage"].update(usage)
+        common.metadata.filter_metadata[USAGE].update(usage)
+    if body is not None:
+        common.metadata.filter_metadata[USAGE].update({BODY_KEY: b64encode(body).decode()})
     if served is not None:
         common.metadata.filter_metadata[LB].update({SERVED: served})
     if first_body_us is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.proxy.integrity.engines import length
+from tests.proxy.raw import listening
 
 CHAT, COMPLETIONS, GENERATE, MESSAGES = "/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages"
 PROMPT_TOKENS = 7
@@ -338,30 +339,8 @@ class Said:
 async def breaking(manner: Manner) -> AsyncIterator[Engine]:
     """Yields an engine that listens."""
     engine = Engine(manner)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        try:
-            await engine.serve(reader, writer)
-        except asyncio.CancelledError:  # the end of the test; nobody else is told
-            return
-        finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    engine.port = server.sockets[0].getsockname()[1]
-    try:
+    async with listening(engine.serve) as engine.port:
         yield engine
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
 
 @dataclass

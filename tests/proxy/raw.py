@@ -1,5 +1,5 @@
-"""Peers without manners: a client of one connection that cuts and departs, and one that listens and never says a
-word.
+"""Peers without manners: a client of one connection that cuts and departs, one that listens and never says a word, and
+one that serves each connection as a test says.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 # --- A client of one connection, for what a polite HTTP client hides: cut answers, sudden departures, odd requests.
@@ -74,3 +74,36 @@ def silent_port(*, accepts: bool) -> Iterator[int]:
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
         yield port
+
+
+# --- A server of bytes, for what a polite HTTP server does not send.
+
+
+@asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], *, limit: int = 1 << 16
+) -> AsyncIterator[int]:
+    """Serve each connection so, and yield the port; at the end all that are open are cut."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        try:
+            await serve(reader, writer)
+        except asyncio.CancelledError:  # the end of the test; nobody else is told
+            return
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=limit)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

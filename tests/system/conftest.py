@@ -81,7 +81,9 @@ def iptables() -> None:
         return
     if not shutil.which("apt-get"):
         pytest.skip("LONG PATH TESTS SKIPPED: no iptables, and no apt-get to install it with")
-    command = ["nice", "-n", "19", "apt-get", "install", "-y", "--no-install-recommends", "iptables"]
+    # Another test may be installing its own.
+    install = ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "--no-install-recommends", "iptables"]
+    command = ["nice", "-n", "19", *install]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"LONG PATH TESTS SKIPPED: apt-get could not install iptables: {done.stderr[-500:]}")

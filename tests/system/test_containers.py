@@ -54,7 +54,9 @@ def engine() -> Engine:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("CONTAINERS SKIPPED: need root and apt-get, for podman and the base image")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    install = ["nice", "apt-get", "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES]
+    # Another test may be installing its own.
+    apt_get = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
+    install = ["nice", *apt_get, "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES]
     done = subprocess.run(install, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         pytest.skip(f"CONTAINERS SKIPPED: apt-get could not install {_PACKAGES}: {done.stderr[-500:]}")

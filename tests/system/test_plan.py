@@ -24,8 +24,8 @@ from gorgo.lab.plan import read_settings
 from gorgo.lab.plan.demand import read_demand
 from gorgo.lab.plan.plan import meets
 from gorgo.lab.sim.records import ClientRecord
-from gorgo.lab.simulate.scaling import through_the_day
 from gorgo.lab.traces import TraceFilters
+from tests.lab.simulate.elastic import through_the_day
 from tests.ports import free_port
 from tests.system.processes import engine_of_file, router_of_file
 

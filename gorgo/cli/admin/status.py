@@ -1,7 +1,8 @@
 """`gorgo status`: the fleet as the proxy sees it, or as several do, once or every two seconds.
 
-Owns the command, the console and the loop, which polls on while the proxy does not answer. Leaves the tables to
-`gorgo.cli.admin.status_tables`.
+Owns the command, the console, the loop, which polls on while the proxy does not answer, and the tables: alerts, the
+fleet by region, the last decisions, weights with history. The status page formats numbers and ages. Text from clients
+and operators is printed without markup and without control characters.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
+from gorgo import formatting
 from gorgo.cli import options
 from gorgo.cli.admin.call import CallError, call_admin, request_admin
-from gorgo.cli.admin.status_tables import plain, status_view
 
 
 def status(
@@ -63,7 +67,6 @@ def status(
 def _show(url: str, shown: Mapping[str, Any], token: str | None) -> None:
     """Print the status of one proxy and the line of a model."""
     from gorgo.cli.admin.call import CallError, request_admin
-    from gorgo.cli.admin.status_tables import plain
     from gorgo.live.training_status import model_line
 
     show_status(shown)
@@ -130,3 +133,365 @@ def _polls(url: str, token: str | None) -> Iterator[Mapping[str, Any]]:
 def _console() -> Console:
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Console(width=None if known else PIPE_WIDTH, highlight=False)
+
+
+# The tables.
+
+
+#: On narrower terminals columns are left out rather than cut.
+WIDE = 181
+CANDIDATES_SHOWN = 8
+DECISIONS_SHOWN = 3
+CLIENTS_SHOWN = 12
+VERSIONS_SHOWN = 6
+ENGINES_SHOWN = 6
+CACHES_SHOWN = 6
+NAMES_SHOWN = 6
+
+Row = Mapping[str, Any]
+#: Name of a column, its text for a replica, and its place in the order in which a narrow terminal gets columns, as many
+#: as fit; 0 is wide terminals alone.
+Column = tuple[str, Callable[[Row], str], int]
+
+_STYLES = {"ready": "green", "ejected": "bold red"}
+
+
+def status_view(status: Row, *, width: int) -> RenderableType:
+    """Return all tables, for a terminal of `width` columns."""
+    parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status)]
+    parts += [*_streams(status), Text()]
+    parts.append(_fleet(status, width=width))
+    parts += [
+        *_engines(status),
+        *_caches(status),
+        *_sources(status),
+        *_scaling(status),
+        *_peers(status),
+        *_workers(status),
+        *_routes(status),
+    ]
+    if status["clients"]:
+        parts += [Text(), _clients(status["clients"])]
+    if status["decisions"]:
+        parts += [Text(), _decisions(status["decisions"][:DECISIONS_SHOWN], width=width)]
+    return Group(*parts, Text(), _history(status), *_differences(status), _in_force(status))
+
+
+def plain(text: object) -> Text:
+    """Return a text from outside without markup and control characters.
+
+    >>> plain("[red]\\x1b[2J").plain
+    '[red]?[2J'
+    """
+    return Text("".join(character if character.isprintable() else "?" for character in str(text)))
+
+
+def _headline(status: Row) -> Text:
+    line = Text("GORGO ", style="bold").append_text(plain(status["region"]))
+    line.append(
+        f", {formatting.clock(status['now_s'])} UTC, up for {formatting.age(status['up_s'])}", style="not bold dim"
+    )
+    return line
+
+
+def _alerts(status: Row) -> Iterator[Text]:
+    for alert in status["alerts"]:
+        line = plain(f"! {alert['text']}")
+        line.stylize("bold red" if alert["level"] == "bad" else "yellow")
+        yield line
+    if not status["alerts"]:
+        n = len(status["replicas"])
+        yield Text("the one replica is ready" if n == 1 else f"all {n} replicas are ready", style="green")
+
+
+def _stats(recent: Row, status: Row) -> Text:
+    """Return the sentence of the recent requests; what is unknown is left out."""
+    parts = [_finished(recent), f"{status['in_flight']} in flight, {status['queued']} queued"]
+    if recent["ttft_ms_p50"] is not None:
+        parts.append(
+            f"TTFT median {formatting.ms(recent['ttft_ms_p50'])} ms, p95 {formatting.ms(recent['ttft_ms_p95'])} ms"
+        )
+    if recent["cached_share"] is not None:
+        estimated = f"({formatting.share(recent['estimated_share'])} estimated)"
+        parts.append(f"{formatting.share(recent['cached_share'])} of prompts in cache {estimated}")
+    if recent["error_ms_p50"] is not None:
+        parts.append(f"median prediction error {formatting.ms(recent['error_ms_p50'])} ms")
+    return Text("; ".join(parts))
+
+
+def _finished(recent: Row) -> str:
+    n, failed, span = recent["n"], recent["failed"], formatting.age(recent["span_s"])
+    if not n:
+        return f"no request finished in {span}"
+    rate = f" ({recent['per_s']:.1f}/s)" if recent["per_s"] is not None else ""
+    return f"{n:,} request{'' if n == 1 else 's'} in {span}{rate}, {failed or 'none'} failed"
+
+
+# -- the fleet
+
+
+def _kv(row: Row) -> str:
+    used, size = row["used_tokens"], row["kv_capacity_tokens"]
+    return formatting.share(None if used is None or not size else used / size)
+
+
+FLEET: tuple[Column, ...] = (
+    ("rtt ms", lambda row: formatting.ms(row["rtt_ms"]), 4),
+    ("age", lambda row: formatting.age(row["probe_age_s"]), 0),
+    ("open", lambda row: formatting.count(row["in_flight_requests"]), 2),
+    ("tokens", lambda row: formatting.count(row["in_flight_tokens"]), 0),
+    ("to prefill", lambda row: formatting.count(row["queued_prefill_tokens"]), 8),
+    ("work ms", lambda row: formatting.ms(row["backlog_s"] * 1e3) if row["backlog_s"] else "0", 6),
+    ("running", lambda row: formatting.count(row["running_requests"]), 0),
+    ("queued", lambda row: formatting.count(row["queued_requests"]), 5),
+    ("kv", _kv, 0),
+    ("age", lambda row: formatting.age(row["scrape_age_s"]), 0),
+    ("cached", lambda row: formatting.count(row["index_tokens"]), 0),
+    ("prefill/s", lambda row: formatting.count(row["prefill_tokens_per_s"]), 0),
+    ("tpot ms", lambda row: formatting.ms(row["tpot_ms"]), 0),
+    ("n", lambda row: formatting.count(row["recent_stats"]["n"]), 7),
+    ("p50 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p50"]), 0),
+    ("p95 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p95"]), 3),
+    ("hit", lambda row: formatting.share(row["recent_stats"]["cached_share"]), 0),
+    ("failed", lambda row: formatting.count(row["recent_stats"]["failed"]), 1),
+)
+
+
+def _fleet(status: Row, *, width: int) -> Table:
+    named = [("region", _regions(status["replicas"])), ("replica", [plain(row["name"]) for row in status["replicas"]])]
+    named.append(("state", [_state(row) for row in status["replicas"]]))
+    if width < WIDE and sum(_width(name, cells) for name, cells in named) > width + 1:
+        del named[0]
+    measures = [(name, [Text(show(row)) for row in status["replicas"]]) for name, show, _ in FLEET]
+    ranks = [rank if rank or width >= WIDE else None for _, _, rank in FLEET]
+    left = width + 1 - sum(_width(name, cells) for name, cells in named)  # no divider behind the last
+    shown = _fitting([_width(name, cells) for name, cells in measures], ranks, left)
+    table = _table(*(name for name, _ in named))
+    for place in shown:
+        table.add_column(measures[place][0], justify="right", no_wrap=True)
+    columns = [*named, *(measures[place] for place in shown)]
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _regions(rows: Sequence[Row]) -> list[Text]:
+    """Return the region of each row, named where it begins."""
+    before = [None, *(row["region"] for row in rows)]
+    return [plain("" if row["region"] == last else row["region"]) for row, last in zip(rows, before, strict=False)]
+
+
+def _width(name: str, cells: Sequence[Text]) -> int:
+    """Return the characters of a column, with its padding and the divider behind it."""
+    return max(cell_len(name), *(cell.cell_len for cell in cells), 0) + 2
+
+
+def _fitting(widths: Sequence[int], ranks: Sequence[int | None], left: int) -> list[int]:
+    """Return the places of the columns that fit into `left` characters, those of lower ranks first; `None` is none."""
+    shown: list[int] = []
+    for _, place in sorted((rank, place) for place, rank in enumerate(ranks) if rank is not None):
+        if widths[place] <= left:
+            left -= widths[place]
+            shown.append(place)
+    return sorted(shown)
+
+
+def _engines(status: Row) -> Iterator[Text]:
+    """Yield a line per kind of engine, accelerator and list of models, for replicas that have all in common."""
+    alike: dict[tuple[str, str | None, tuple[str, ...]], list[str]] = {}
+    for row in status["replicas"]:
+        key = formatting.engine(row["engine"]), row.get("accelerator"), tuple(row["models"])  # an older proxy has none
+        alike.setdefault(key, []).append(row["name"])
+    for (engine, accelerator, models), names in list(alike.items())[:ENGINES_SHOWN]:
+        listed = f"models {_some(models)}" if models else "any model"
+        yield plain(f"{_some(names)}: {', '.join(filter(None, (engine, accelerator, listed)))}")
+
+
+def _caches(status: Row) -> Iterator[Text]:
+    """Yield a line per replica whose cache is known by reports, or whose feed has a fault."""
+    known = [row for row in status["replicas"] if formatting.reports_cache(row.get("cache"))]
+    for row in known[:CACHES_SHOWN]:
+        yield plain(f"{row['name']}: cache by {formatting.cache_line(row['cache'])}")
+    if len(known) > CACHES_SHOWN:
+        yield Text(f"caches of {len(known) - CACHES_SHOWN} more replicas: GET /admin/fleet")
+
+
+def _scaling(status: Row) -> Iterator[Text]:
+    """Yield a line per region and model with a wanted number of replicas."""
+    for row in status.get("scaling", ()):  # an older proxy has none
+        yield plain(formatting.wanted_line(row))
+
+
+def _sources(status: Row) -> Iterator[Text]:
+    """Yield a line per fleet source, and one per object without a replica."""
+    for row in status.get("fleet_sources", ()):  # an older proxy has none
+        yield plain(formatting.source_line(row))
+        for problem in row["problems"][:NAMES_SHOWN]:
+            yield plain(f"  no replica of {problem}")
+
+
+def _peers(status: Row) -> Iterator[Text]:
+    """Yield the link to the store of several routers, and a line per peer."""
+    store = status.get("peer_store")  # an older proxy has none
+    if store is not None:
+        yield plain(formatting.store_line(store))
+        for row in store["peers"][:NAMES_SHOWN]:
+            yield plain(f"  {formatting.peer_line(row)}")
+
+
+def _workers(status: Row) -> Iterator[Text]:
+    """Yield the processes of a router that has several."""
+    line = formatting.workers_line(status.get("workers") or ())  # an older proxy has none
+    if line is not None:
+        yield plain(line)
+
+
+def _streams(status: Row) -> Iterator[Text]:
+    """Yield the answers that broke off since the start."""
+    line = formatting.streams_line(status.get("streams") or {})  # an older proxy has none
+    if line is not None:
+        yield plain(line)
+
+
+def _routes(status: Row) -> Iterator[Text]:
+    """Yield the routes of a policy that learns some."""
+    routes = status.get("routes")  # an older proxy has none
+    if routes is not None:
+        yield Text(formatting.routes_line(routes))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def _state(row: Row) -> Text:
+    """Return the health state, its age, and whether the replica registered by itself; alerts have the reason."""
+    state = Text(row["health_state"], style=_STYLES.get(row["health_state"], "yellow"))
+    since_s = row["in_state_for_s"]
+    if since_s is not None:
+        state.append(f" {formatting.age(since_s)}", style="not bold dim")
+    return state.append(", registered", style="not bold dim") if row["registered"] else state
+
+
+# -- clients
+
+
+def _clients(clients: Sequence[Row]) -> Table:
+    """Return a line per client with the counts of the last minute."""
+    table = _table("client")
+    for name in ("requests/min", "tokens/min", "429/min"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in clients[:CLIENTS_SHOWN]:
+        table.add_row(plain(row["name"]), *(formatting.count(row[name]) for name in ("requests", "tokens", "rejected")))
+    return table
+
+
+# -- decisions
+
+
+def _decisions(decisions: Sequence[Row], *, width: int) -> Table:
+    """Return a line per candidate: the chosen one with a star, then the others by cost.
+
+    A narrow terminal has as many terms as fit beside the cost.
+    """
+    terms = list(dict.fromkeys(name for one in decisions for row in one["candidates"] for name in row["terms"]))
+    wide = width >= WIDE
+    of_request = ("cached", "predicted", "observed", "off", "status") if wide else ("predicted", "observed")
+    rows: list[list[Text]] = []
+    chosen: list[bool] = []
+    for decision in decisions:
+        outcome = _outcome(decision)
+        for place, row in enumerate(_by_cost(decision)[:CANDIDATES_SHOWN]):
+            request = "" if place else _short(decision["request_id"], decision["attempt"])
+            numbers = [formatting.term(row["terms"].get(name)) for name in terms]
+            cells = ["" if place else outcome[column] for column in of_request]
+            line = (
+                request,
+                f"{'  ' if place else '* '}{row['replica']}",
+                *numbers,
+                formatting.term(row["cost"]),
+                *cells,
+            )
+            rows.append([plain(text) for text in line])
+            chosen.append(not place)
+    names = ["request", "candidate", *terms, "cost", *of_request]
+    widths = [_width(name, [line[place] for line in rows]) for place, name in enumerate(names)]
+    # The terms come last: what they add up to is in the cost.
+    ranks = [place if wide or not 2 <= place < 2 + len(terms) else place + len(names) for place in range(len(names))]
+    shown = list(range(len(names))) if wide else _fitting(widths, ranks, width + 1)
+    table = _table(*(names[place] for place in shown if place < 2))
+    for place in shown:
+        if place >= 2:
+            table.add_column(plain(names[place]), justify="right", no_wrap=True)
+    for texts, best in zip(rows, chosen, strict=True):
+        table.add_row(*(texts[place] for place in shown), style="bold" if best else None)
+    return table
+
+
+def _by_cost(decision: Row) -> list[Row]:
+    def key(row: Row) -> tuple[bool, bool, float]:
+        return row["replica"] != decision["replica"], row["cost"] is None, row["cost"] or 0.0
+
+    return sorted(decision["candidates"], key=key)
+
+
+def _outcome(decision: Row) -> dict[str, str]:
+    cached = decision["estimated_cached_tokens"] / decision["prompt_tokens"] if decision["prompt_tokens"] else None
+    sample = decision["sample"]
+    status = "retried" if decision["followed"] else "open"
+    return {
+        "cached": formatting.share(cached),
+        "predicted": formatting.ms(decision["predicted_ttft_ms"]),
+        "observed": formatting.ms(None if sample is None else sample["ttft_ms"]),
+        "off": formatting.signed_ms(decision["error_ms"]),
+        "status": status if sample is None else str(sample["status"]),
+    }
+
+
+def _short(request_id: str, attempt: int) -> str:
+    """Return enough of an id to find it in a log."""
+    cut = request_id if len(request_id) <= 20 else f"{request_id[:19]}…"
+    return cut if attempt == 1 else f"{cut} #{attempt}"
+
+
+# -- weights
+
+
+def _history(status: Row) -> Table:
+    table = _table("version", "since, UTC", "policy")
+    for name in ("weights", "set by", "reason"):
+        table.add_column(name, overflow="fold")
+    for change in reversed(status["history"][-VERSIONS_SHOWN:]):
+        values = ", ".join(f"{name} {value:g}" for name, value in change["weights"].items())
+        by = change["source"] if change["by"] is None else f"{change['by']} ({change['source']})"
+        cells = (
+            change["version"],
+            formatting.moment(change["at"]),
+            change["policy"],
+            values,
+            by,
+            change["reason"] or "",
+        )
+        table.add_row(*map(plain, cells))
+    return table
+
+
+def _differences(status: Row) -> Iterator[Text]:
+    """What was set at run time; edits of regions.yaml that wait are alerts."""
+    for row in status["differences"]:
+        if not row["waits"]:
+            yield plain(row["text"])
+
+
+def _in_force(status: Row) -> Text:
+    from gorgo.cli.admin.freeze import routing_line
+
+    return plain(routing_line(status["routing"]))
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table

@@ -105,15 +105,15 @@ def generate(
 
 @app.command()
 def convert(
-    form: Annotated[str, typer.Argument(help="azure, burstgpt, bailian, sharegpt or lmsys.")],
-    file: Annotated[Path, typer.Argument(help="File of a published trace; `.gz` is unpacked.")],
+    form: Annotated[str, typer.Argument(help="azure, burstgpt, csv, bailian, sharegpt or lmsys.")],
+    file: Annotated[Path, typer.Argument(help="File of that form; `.gz` is unpacked.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write; `.gz` compresses it.")],
     think: Annotated[
         float, typer.Option(min=0, callback=options.finite, help="Mean think time, s, where a trace has no times.")
     ] = 30.0,
     seed: options.Seed = 0,
 ) -> None:
-    """Convert a published trace of another form.
+    """Convert a published trace of another form, or a CSV of your own.
 
     Times and lengths are the trace's. A trace without texts shares no blocks; of texts the hashes are written alone.
     Where there are no times, a conversation begins every second on average; `--load` of a run scales all times.

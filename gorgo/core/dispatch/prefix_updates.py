@@ -262,7 +262,7 @@ class PrefixUpdater:
 
     def capacity_blocks(self, replica: Replica) -> int | None:
         """Return the blocks that fit into the replica's cache; `None` if unknown."""
-        tokens = float(self._fleet.columns.kv_capacity_tokens[replica.slot])
+        tokens = self._fleet.columns.kv_capacity_tokens.item(replica.slot)
         if tokens != tokens:
             return self._learned_capacities[replica.slot].blocks
         return int(tokens / self.block_tokens)

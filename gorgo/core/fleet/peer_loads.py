@@ -258,7 +258,7 @@ def _with_work_of_others(own: Floats, peers: PeerLoads, now: float) -> Floats:
             peers.received_s.tolist(),
             strict=True,
         )
-        return np.array([_moved_end_s(*row, now) for row in rows])
+        return np.array([_moved_end_s(now, *row) for row in rows])
     at_theirs_s = columns.head_shared_s - np.clip(now - columns.head_began_s, 0.0, columns.head_shared_s)
     own = own - (columns.shared_s - columns.head_shared_s + at_theirs_s)
     done_s = np.where((at_theirs_s > 0.0) | (own <= now), now - peers.received_s, 0.0)
@@ -267,7 +267,7 @@ def _with_work_of_others(own: Floats, peers: PeerLoads, now: float) -> Floats:
 
 
 def _moved_end_s(
-    own_s: float, shared_s: float, head_shared_s: float, began_s: float, waiting_s: float, received_s: float, now: float
+    now: float, own_s: float, shared_s: float, head_shared_s: float, began_s: float, waiting_s: float, received_s: float
 ) -> float:
     """Return the same of one replica, to the last bit."""
     passed_s = now - began_s

@@ -261,15 +261,20 @@ class PrefillSpeed:
             self._learn(spent_s, prior_s)
         self._begin(engine_s)
 
-    def age(self, *, engine_s: float) -> None:
-        """Forget with the time without a first token."""
+    def age(self, *, engine_s: float) -> bool:
+        """Forget with the time without a first token; return whether the factor may be another."""
         idle_s = engine_s - max(self.last_s, self._aged_s)
-        if 0.0 < idle_s < inf:
-            self._aged_s = engine_s
-            forget_s = FORGET_S * 2.0 ** clamp(self._slow - 1.0, 0.0, MOST_DOUBLINGS)
-            for average in (self._steady, self._quick):
-                average.fade(exp(-idle_s / forget_s))
-            self._weigh()
+        if not 0.0 < idle_s < inf:
+            return False
+        self._aged_s = engine_s
+        forget_s = FORGET_S * 2.0 ** clamp(self._slow - 1.0, 0.0, MOST_DOUBLINGS)
+        left = exp(-idle_s / forget_s)
+        self._steady.fade(left)
+        self._quick.fade(left)
+        if self.parallel.count > 1:
+            return False  # the factor is that of prefills beside each other, which does not fade
+        self._weigh()
+        return True
 
     @property
     def samples(self) -> tuple[float, float]:
@@ -956,8 +961,8 @@ class PrefillQueue:
 
     def age(self, *, engine_s: float) -> None:
         """Forget what was learned with the time without a first token."""
-        self.speed.age(engine_s=engine_s)
-        self.on_change()
+        if self.speed.age(engine_s=engine_s):
+            self.on_change()
 
     def set_speed_prior(self, factor: float) -> None:
         """Take the engine's reported factor as the prior of the learned one."""

@@ -297,8 +297,9 @@ class SharedPrefixes:
             return
         prompt, slot = self._prefixes.prompt_of(attempt.request), attempt.replica.slot
         attempt.group_prefix = self._prefixes.last_used(slot, prompt, before_s=attempt.dispatched_s)
-        self._outbox.on_confirmed(attempt, self._record(attempt, "confirmed"))
         named = prompt.reported()
+        replica, model = attempt.replica.spec.name, attempt.request.recorded_model
+        self._outbox.on_confirmed(attempt, named.as_record(replica, model, "confirmed"))
         first_token_s = attempt.first_token_s or inf
         self._use_prefixes(attempt.replica, named.depths, named.words, Origin.LOCAL, now=first_token_s)
 

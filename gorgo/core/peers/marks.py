@@ -143,7 +143,7 @@ class ReplicaMarks:
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def count(self, origin: Origin) -> int:
+    def of_origin(self, origin: Origin) -> int:
         """Return the number of marks of an origin."""
         return self.locals if origin is Origin.LOCAL else len(self.nodes) - self.locals
 
@@ -401,7 +401,7 @@ class GroupPrefixes:
         for each in list(self._replicas) if slot is None else (slot,):
             replica = self._replicas.pop(each, ReplicaMarks())
             for origin in ORIGINS:
-                self.marks[origin] -= replica.count(origin)
+                self.marks[origin] -= replica.of_origin(origin)
             for word in replica.nodes:
                 self._leave(word, each)
             self._all_slots &= ~(1 << each)
@@ -413,7 +413,7 @@ class GroupPrefixes:
 
     def marks_of(self, slot: int, origin: Origin) -> int:
         """Return the number of marks of a replica."""
-        return self._replicas[slot].count(origin)
+        return self._replicas[slot].of_origin(origin)
 
     def check(self) -> None:
         """Assert every invariant; visits all marks."""

@@ -9,13 +9,14 @@ of day: clocks of hosts differ, so the receiver counts ages from its own receipt
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gorgo.core.record import record
 
 #: Version of the records; another one is refused.
 FORMAT = 2
@@ -41,7 +42,7 @@ MarkKind = Literal["confirmed", "sent", "withdrawn", "evicted"]
 MARK_KINDS: tuple[MarkKind, ...] = ("confirmed", "sent", "withdrawn", "evicted")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplicaLoad:
     """What one router has in flight on one replica."""
 
@@ -58,7 +59,7 @@ class ReplicaLoad:
     decoded_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@record
 class PrefixMarks:
     """Prefixes on a replica, by default those of one prompt that a first token confirmed.
 
@@ -73,14 +74,13 @@ class PrefixMarks:
     hashes: bytes
     kind: MarkKind = "confirmed"
 
-    @cached_property
+    @property
     def words(self) -> Sequence[int]:
         """The hashes as numbers."""
-        words: list[int] = np.frombuffer(self.hashes, dtype="<u8").tolist()
-        return words
+        return struct.unpack(f"<{len(self.hashes) // 8}Q", self.hashes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SharedCacheReport:
     """An engine's report of cached tokens beside the confirmed prefix: a sample of the share that it finds.
 
@@ -94,7 +94,7 @@ class SharedCacheReport:
     found_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SharedAnswer:
     """An answer that an engine was left with, by the hash of its prompt's last full block, 8 bytes.
 
@@ -107,7 +107,7 @@ class SharedAnswer:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartedPrefill:
     """Predicted prefill that one router has sent to a replica since its last report, s."""
 
@@ -115,7 +115,7 @@ class StartedPrefill:
     prefill_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LearnedSpeed:
     """A router's own samples of a replica's prefills: time spent and time by the prior, s, both fading."""
 
@@ -124,7 +124,7 @@ class LearnedSpeed:
     prior_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerStatus:
     """What an operator compares between routers."""
 
@@ -137,7 +137,7 @@ class PeerStatus:
     ejected: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class PeerReport:
     """One report of one router.
 
@@ -162,7 +162,7 @@ class PeerReport:
     speeds: tuple[LearnedSpeed, ...] = ()
     status: PeerStatus = PeerStatus()
 
-    @cached_property
+    @property
     def load_cells(self) -> NDArray[np.float64]:
         """The loads as whole numbers, a row each in the order of its fields: prefill in us, decoding in ms."""
         rows = [

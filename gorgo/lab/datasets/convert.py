@@ -1,12 +1,14 @@
 """Published traces in other forms, as lines of this project's: `gorgo datasets convert`.
 
-Owns the readers of Azure's LLM inference traces and BurstGPT (CSV: times and lengths), of ShareGPT and LMSYS-Chat
-(JSON: texts without times), and of Bailian's (JSON lines in blocks of 16 tokens). Leaves the form of a line to
+Owns the readers of Azure's LLM inference traces and BurstGPT (CSV: times and lengths), of a CSV of one's own (which may
+say how much of a prompt its session had before), of ShareGPT and LMSYS-Chat (JSON: texts without times), and of
+Bailian's (JSON lines in blocks of 16 tokens). Leaves the form of a line to
 `gorgo.lab.traces.rows`.
 
-Where a trace has no texts, no block of a prompt is shared. Where it has texts, an id is a hash of the text up to the
-end of its block, four bytes a token, and no text is written. Where it has no times, conversations begin at random, and
-a turn follows the one before it after a think time, which a closed loop counts from the end of the answer.
+Where a trace has neither texts nor shared lengths, no block of a prompt is shared. Where it has texts, an id is a hash
+of the text up to the end of its block, four bytes a token, and no text is written. Where it has no times, conversations
+begin at random, and a turn follows the one before it after a think time, which a closed loop counts from the end of the
+answer.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import count, islice
+from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -31,6 +34,8 @@ from gorgo.lab.traces.text import BYTES_PER_TOKEN
 
 #: Of Bailian's ids, and of those that are made of texts: vLLM's blocks.
 SMALL_BLOCK_TOKENS = 16
+#: Of a CSV of one's own: shared lengths are rounded down to them.
+CSV_BLOCK_TOKENS = 64
 #: Largest file that is read whole: the JSON of ShareGPT is 0.7 GB and takes some five times that in memory.
 WHOLE_BYTES_MAX = 2 * 1024**3
 #: Roles of answers, in the words of the releases.
@@ -84,6 +89,12 @@ def _azure(source: Path, _: Timing, left_out: list[int]) -> Iterator[Row]:
     yield from _lengths(source, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _date_s, None, left_out)
 
 
+def _own_csv(source: Path, _: Timing, left_out: list[int]) -> Iterator[Row]:
+    """Times in seconds or as dates, lengths, and where the table has them sessions and shared lengths."""
+    names = ("time", "input_tokens", "output_tokens")
+    yield from _lengths(source, names, _seconds_or_date, "session_id", left_out, shared="shared_tokens")
+
+
 def _burstgpt(source: Path, _: Timing, left_out: list[int]) -> Iterator[Row]:
     """BurstGPT; the second release has sessions. An answer without a token is a failure there."""
     names = ("Timestamp", "Request tokens", "Response tokens")
@@ -91,11 +102,22 @@ def _burstgpt(source: Path, _: Timing, left_out: list[int]) -> Iterator[Row]:
 
 
 def _lengths(
-    source: Path, names: Sequence[str], seconds: Callable[[str], float], session: str | None, left_out: list[int]
+    source: Path,
+    names: Sequence[str],
+    seconds: Callable[[str], float],
+    session: str | None,
+    left_out: list[int],
+    *,
+    shared: str | None = None,
 ) -> Iterator[Row]:
-    """Yield rows of times and lengths. Their blocks have ids of their own: nothing is known to be shared."""
+    """Yield rows of times and lengths.
+
+    Their blocks have ids of their own, as nothing is known to be shared but what a column says: how many tokens of a
+    prompt begin the prompt before it of its session.
+    """
     begin_s: float | None = None
-    ids = count()
+    block_tokens = BLOCK_TOKENS if shared is None else CSV_BLOCK_TOKENS
+    ids, before = count(), dict[str, list[int]]()
     with _opened(source) as file:
         table = csv.DictReader(file)
         if missing := [name for name in names if name not in (table.fieldnames or ())]:
@@ -105,19 +127,24 @@ def _lengths(
             try:
                 at_s = seconds(fields[names[0]] or "")
                 tokens, answer = (int(float(fields[name] or "")) for name in names[1:])
-            except ValueError:
-                shown = ", ".join(f"{name} {fields[name]!r}" for name in names)
-                raise TraceError(f"{source}, line {line}: {shown[:200]}; expected a time and two numbers") from None
+                common = 0 if shared is None else int(float(fields.get(shared) or 0))
+            except (OverflowError, ValueError):
+                given = (*names, shared) if shared in (table.fieldnames or ()) else names
+                shown = ", ".join(f"{name} {fields[name]!r}" for name in given if name is not None)
+                raise TraceError(f"{source}, line {line}: {shown[:200]}; expected a time and numbers") from None
             if not (1 <= tokens <= MAX_TOKENS and 1 <= answer <= MAX_TOKENS):
                 left_out[0] += 1
                 continue
             begin_s = at_s if begin_s is None else begin_s
             if at_s < begin_s:
                 raise TraceError(f"{source}, line {line}: {begin_s - at_s:,.0f} s before the first request")
-            row = _row(at_s - begin_s, tokens, answer, list(islice(ids, -(-tokens // BLOCK_TOKENS))))
-            if session is not None and fields.get(session):
-                row["session_id"] = fields[session]
-            yield row
+            name = fields.get(session) if session is not None else None
+            prompt = before.get(name, [])[: max(0, min(common, tokens)) // block_tokens] if name else []
+            prompt += islice(ids, -(-tokens // block_tokens) - len(prompt))
+            row = _row(at_s - begin_s, tokens, answer, prompt)
+            if name:
+                row["session_id"], before[name] = name, prompt[: tokens // block_tokens]
+            yield row if shared is None else row | {"block_tokens": block_tokens}
 
 
 def _bailian(source: Path, _: Timing, left_out: list[int]) -> Iterator[Row]:
@@ -248,6 +275,16 @@ def _row(at_s: float, tokens: int, answer: int, ids: list[Any]) -> Row:
     return {"timestamp": round(at_s * 1000), "input_length": tokens, "output_length": answer, "hash_ids": ids}
 
 
+def _seconds_or_date(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        return _date_s(text)
+    if not isfinite(found):
+        raise ValueError(text)
+    return found
+
+
 def _date_s(text: str) -> float:
     found = datetime.fromisoformat(text.strip())
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
@@ -265,6 +302,7 @@ Reader = Callable[[Path, Timing, list[int]], Iterator[Row]]
 FORMS: Mapping[str, Reader] = {
     "azure": _azure,
     "burstgpt": _burstgpt,
+    "csv": _own_csv,
     "bailian": _bailian,
     "sharegpt": _conversations,
     "lmsys": _conversations,

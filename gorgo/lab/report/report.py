@@ -212,10 +212,10 @@ def _shown(value: object) -> str:
 
 # Result files in a folder and below it: result rows, the requests behind them, tuning histories.
 #
-# A requests.jsonl belongs to the only row of the results.json beside it. `gorgo demo` writes each row twice: into the
-# folder of all policies and into the policy's own folder. Of such equal rows the one with requests is used. A simulated
-# run is determined by its digest, so a second one is a copy wherever it lies, and no replicate; equal rows of earlier
-# versions, which have no digest, are copies as well.
+# A requests.jsonl belongs to the only row of the results.json beside it, or to the first of the windows of one run.
+# `gorgo demo` writes each row twice: into the folder of all policies and into the policy's own folder. Of such equal
+# rows the one with requests is used. A simulated run is determined by its digest, so a second one is a copy wherever it
+# lies, and no replicate; equal rows of earlier versions, which have no digest, are copies as well.
 
 
 RESULTS, REQUESTS, HISTORY = "results.json", "requests.jsonl", "history.json"
@@ -273,7 +273,7 @@ def _read_runs(results: Sequence[Path], *, show_progress: bool) -> tuple[list[Ru
             rows = read_results(path)
             requests = _requests_beside(path, rows, left_out)
             copies, unlike = 0, 0
-            for row in rows:
+            for number, row in enumerate(rows):
                 key = rows_as_json([row])
                 if any(path.parent in folder.parents for folder in folders.get(key, ())):
                     continue
@@ -287,7 +287,7 @@ def _read_runs(results: Sequence[Path], *, show_progress: bool) -> tuple[list[Ru
                         copies += 1
                         continue
                     counted.add(key)
-                runs.append(Run(row, requests))
+                runs.append(Run(row, requests if number == 0 else None))
             left_out += _copies_left_out(path, copies, unlike)
             if display is not None:
                 display.advance()
@@ -311,14 +311,13 @@ def _requests_beside(path: Path, rows: Sequence[ResultRow], left_out: list[str])
     beside = path.parent / REQUESTS
     if not beside.exists():
         return None
-    if len(rows) != 1:
+    is_one_run = len({(row.policy, row.seed, row.time_scale) for row in rows}) == 1
+    if not is_one_run or len({row.window for row in rows}) != len(rows):
         left_out.append(f"{beside}: belongs to no row, because the {RESULTS} beside it has {len(rows)}")
         return None
     requests = read_requests(beside)
-    if requests.count != rows[0].n:
-        raise ReportError(
-            f"{beside}: {requests.count} lines, but n is {rows[0].n} in {RESULTS}: they are of different runs"
-        )
+    if requests.count != (n := sum(row.n for row in rows)):
+        raise ReportError(f"{beside}: {requests.count} lines, but n is {n} in {RESULTS}: they are of different runs")
     return requests
 
 
@@ -406,7 +405,8 @@ def ratio_table(comparison: Comparison) -> PageTable | None:
     titles = [measure.title.partition(",")[0] for measure in RATIO_MEASURES]
     header = [text for title in titles for text in (f"{title} /", "baseline", "95 % interval")]
     note = (
-        "The geometric mean of the ratios of runs with the same seed: not the quotient of the two means above. "
+        "The geometric mean of the ratios of runs with the same seed: not the quotient of the two means above. Of "
+        "windows (--windows) a unit of the interval is a window, with the mean over its seeds. "
         "An interval that contains 1 is undecided."
     )
     return _table("Ratios to the best baseline", ("policy", "load", *header), rows, note) if rows else None

@@ -2,7 +2,8 @@
 
 A **run** is one result row with the requests behind it. A **cell** is all runs of one policy at one load, one per seed.
 A **comparison** is all runs on one trace (whose name has the scenario of a simulation) from one source in one setting,
-so unlike fleets or limits are neither averaged nor paired. Runs are paired by seed and repetition of it.
+so unlike fleets or limits are neither averaged nor paired. Runs are paired by seed and repetition of it, and rows of
+windows of a run by these and the window, which is then the unit of an interval.
 `simulate.compare` owns the arithmetic of a ratio.
 """
 
@@ -19,7 +20,7 @@ from pydantic import Strict
 
 from gorgo.core.numeric import Floats
 from gorgo.lab.results import Count, Number, ResultRow
-from gorgo.lab.simulate.compare import Ratio, ratio_of
+from gorgo.lab.simulate.compare import Ratio, ratio_of_units
 
 #: Rows that no proxy can run, see `gorgo.lab.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "pinned", "floor")
@@ -53,9 +54,9 @@ class Run:
     repetition: int = 0
 
     @property
-    def pair(self) -> tuple[int, int]:
-        """Identify the random numbers: runs of two policies with the same pair had the same ones."""
-        return self.row.seed, self.repetition
+    def pair(self) -> tuple[int, int, int | None]:
+        """Identify the random numbers: runs of two policies with the same pair had the same ones, in a window."""
+        return self.row.seed, self.repetition, self.row.window
 
 
 @dataclass(frozen=True)
@@ -186,10 +187,11 @@ def _loads(runs: Sequence[Run], order: Sequence[str]) -> dict[float, tuple[Cell,
 
 
 def _cell(label: str, runs: Sequence[Run]) -> Cell:
-    numbered, repetitions = [], dict[int, int]()
+    numbered, repetitions = [], dict[tuple[int, int | None], int]()
     for run in runs:
-        repetition = repetitions.get(run.row.seed, 0)
-        repetitions[run.row.seed] = repetition + 1
+        place = run.row.seed, run.row.window
+        repetition = repetitions.get(place, 0)
+        repetitions[place] = repetition + 1
         numbered.append(Run(run.row, run.requests, repetition))
     return Cell(label, runs[0].row.policy or label, tuple(numbered))
 
@@ -255,8 +257,7 @@ def mean_share(cell: Cell) -> dict[str, float]:
 def ratio(cell: Cell, to: Cell, measure: Measure) -> Ratio | None:
     """Return the ratio of paired runs; None without a pair in which the measure is known and positive."""
     others = {run.pair: measure.value(run.row) for run in to.runs}
-    pairs = [(measure.value(run.row), others.get(run.pair)) for run in cell.runs]
-    return ratio_of([(value, other) for value, other in pairs if value is not None and other is not None])
+    return ratio_of_units((run.row.window, measure.value(run.row), others.get(run.pair)) for run in cell.runs)
 
 
 def best_baseline(cells: Sequence[Cell], measure: Measure) -> Cell | None:

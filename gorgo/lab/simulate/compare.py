@@ -95,12 +95,20 @@ def _reach(deviations: Sequence[float]) -> float:
 def ratio_of_rows(rows: Iterable[ResultRow], others: Iterable[ResultRow], figure: Figure) -> Ratio | None:
     """`rows` against `others`, paired by trace, time scale, seed, setting and window; others are left out."""
     found = {_pair_key(row): figure(row) for row in rows}
+    return ratio_of_units((other.window, found.get(_pair_key(other)), figure(other)) for other in others)
+
+
+def ratio_of_units(pairs: Iterable[tuple[int | None, float | None, float | None]]) -> Ratio | None:
+    """Return the ratio of pairs, each with its window: the pairs of a window are one unit, and one without is alone.
+
+    >>> ratio = ratio_of_units([(0, 9.0, 10.0), (0, 8.0, 10.0), (1, 7.0, 10.0)])
+    >>> round(ratio.value, 3), ratio.n
+    (0.771, 2)
+    """
     units: dict[int, list[float]] = {}
-    for number, other in enumerate(others):
-        one, value = found.get(_pair_key(other)), figure(other)
+    for number, (window, one, value) in enumerate(pairs):
         if one is not None and value is not None and one > 0 and value > 0:
-            unit = -1 - number if other.window is None else other.window
-            units.setdefault(unit, []).append(one / value)
+            units.setdefault(-1 - number if window is None else window, []).append(one / value)
     return ratio_of([(geometric_mean(ratios), 1.0) for ratios in units.values()])
 
 

@@ -47,15 +47,31 @@ class Outgoing:
 
     def __init__(self) -> None:
         self._unwritten: PeerReport | None = None
+        #: Whether one is being written, and what was added since it was begun.
+        self._writes = False
+        self._added: PeerReport | None = None
         #: Prefixes, cache reports and answers that were dropped at a bound.
         self.dropped = 0
 
     def __bool__(self) -> bool:
         return self._unwritten is not None
 
-    def add(self, report: PeerReport) -> PeerReport:
+    def next_report(self, report: PeerReport) -> PeerReport:
         """Return the report to write: `report` with what those before it could not write."""
-        before = self._unwritten
+        self._writes, self._added = True, None
+        self._unwritten = self._joined(self._unwritten, report)
+        return self._unwritten
+
+    def add(self, report: PeerReport) -> None:
+        """Add what another transport reports. It is part of the next report here, also if one is being written now."""
+        if self._writes:
+            dropped = self.dropped
+            self._added = self._joined(self._added, report)
+            self.dropped = dropped
+        self._unwritten = self._joined(self._unwritten, report)
+
+    def _joined(self, before: PeerReport | None, report: PeerReport) -> PeerReport:
+        """Return `report` with what happened before it."""
         if before is not None:
             prefills: dict[str, float] = {}
             for prefill in (*before.prefills, *report.prefills):
@@ -69,7 +85,6 @@ class Outgoing:
                 prefills=tuple(StartedPrefill(name, min(each, MAX_PREFILL_S)) for name, each in prefills.items()),
                 speeds=tuple(speeds.values()),
             )
-        self._unwritten = report
         return report
 
     def _newest(self, before: Sequence[_Entry], after: Sequence[_Entry], most: int) -> tuple[_Entry, ...]:
@@ -78,8 +93,8 @@ class Outgoing:
         return entries[-most:]
 
     def on_written(self) -> None:
-        """Forget the last report: the store has it."""
-        self._unwritten = None
+        """Forget the last report that was begun: the store has it."""
+        self._unwritten, self._added, self._writes = self._added, None, False
 
 
 class OutgoingReports:
@@ -105,7 +120,7 @@ class OutgoingReports:
         for each in self._transports:
             if each is not outgoing:
                 each.add(report)
-        return outgoing.add(report)
+        return outgoing.next_report(report)
 
 
 #: Between two reports, s, if there is news.

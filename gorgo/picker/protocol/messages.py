@@ -63,8 +63,7 @@ def metadata_text(message: Any, namespace: str, key: str) -> str | None:
     """Return a text of the dynamic metadata that came with a message; `None` without it."""
     if not message.HasField("metadata_context"):
         return None
-    found = message.metadata_context.filter_metadata
-    return struct_text(found, namespace, key)
+    return text_of(fields_of(message.metadata_context.filter_metadata, namespace), key)
 
 
 @record
@@ -78,9 +77,10 @@ class ServedBy:
 
 def read_served(message: Any) -> tuple[ServedBy | None, int]:
     """Return who has answered, as far as the message says, and the status, else `None` and 0."""
-    fields = message.attributes[_FILTER].fields if _FILTER in message.attributes else {}
-    address = fields[SERVED_BY].string_value if SERVED_BY in fields else metadata_text(message, LB, SERVED)
-    number = fields[STATUS].number_value if STATUS in fields else 0.0
+    fields = fields_of(message.attributes, _FILTER)
+    address = text_of(fields, SERVED_BY) or metadata_text(message, LB, SERVED)
+    found = None if fields is None else fields.get(STATUS)
+    number = 0.0 if found is None else found.number_value
     status = int(number) if 0 <= number < 600 else 0
     if not address:
         return None, status
@@ -96,10 +96,15 @@ def read_tried(text: str | None) -> tuple[int, ...]:
     return () if text is None else tuple(int(each) for each in text.split(",") if each.isdigit() and len(each) == 3)
 
 
-def struct_text(metadata: Mapping[str, Any], namespace: str, key: str) -> str | None:
-    """Return a text of Envoy's metadata; `None` without it."""
+def fields_of(metadata: Mapping[str, Any], namespace: str) -> Any:
+    """Return the fields of a namespace of Envoy's metadata; `None` without it."""
     found = metadata.get(namespace)
-    value = None if found is None else found.fields.get(key)
+    return None if found is None else found.fields
+
+
+def text_of(fields: Any, key: str) -> str | None:
+    """Return a text of such fields; `None` without it."""
+    value = None if fields is None else fields.get(key)
     return None if value is None else value.string_value or None
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.relay.processes [--processes N ...] [--rounds N] [--seconds S]`: rates by processes.
+"""`python -m tests.bench.relay.processes [--processes N ...] [--rounds N] [--connections N]`: rates by processes.
 
 The relays may use all cores; engine and load share core 0 with them, as on a machine where the load comes from a third
 party. Each round starts `gorgo serve` with each number of processes, and sglang-router with as many threads as it
@@ -6,7 +6,8 @@ likes, and lets the load visit them in turn; every other round in the opposite o
 
 Where engine and load leave too little of core 0, the second process cannot use it. So beside the ratio of requests a
 second (`measured`) there is the one of cores for the relays alone (`by CPU`): `N` cores of processor time, divided by
-what a request costs at that load.
+what a request costs at that load. With `--connections` each process has so many, so that a request is compared at the
+same load of its process.
 """
 
 from __future__ import annotations
@@ -57,7 +58,18 @@ def gorgo(processes: int) -> Callable[[targets.Place], targets.Launch]:
     return launch
 
 
-def run(processes: Sequence[int], rounds: int, seconds: float) -> None:
+def per_process(job: scenarios.Scenario, connections: int | None, relay: str) -> scenarios.Scenario:
+    """Return the job with so many connections for each process of a relay; held streams stay as they are."""
+    if connections is None or job.job["kind"] == "hold":
+        return job
+    return replace(job, job={**job.job, "connections": connections * _processes_of(relay)})
+
+
+def _processes_of(relay: str) -> int:
+    return int(relay.split()[1]) if relay.startswith("gorgo ") else 1
+
+
+def run(processes: Sequence[int], rounds: int, seconds: float, connections: int | None = None) -> None:
     """Measure and print."""
     print(f"Requests a second by processes; engine and load on core 0\n{measure.describe_machine()}", flush=True)
     print(f"commit {bench.commit_here()}", flush=True)
@@ -68,7 +80,7 @@ def run(processes: Sequence[int], rounds: int, seconds: float) -> None:
             with _started(launches, ports, load) as relays:
                 for job in jobs(seconds):
                     for relay in relays if number % 2 == 0 else relays[::-1]:
-                        figures = load(relay, job)
+                        figures = load(relay, per_process(job, connections, relay.name))
                         found.setdefault((relay.name, job.name), []).append(figures)
                         if figures["bad"]:
                             print(f"{relay.name}, {job.name}: {figures['bad']} bad ({figures['problem']})", flush=True)
@@ -132,7 +144,7 @@ def _row(name: str, runs: Sequence[Figures], base: Sequence[Figures], compared: 
     if not compared:
         return text
     pairs = list(zip(runs, base, strict=True))
-    cores = int(name.split()[1]) if name.startswith("gorgo ") else 1
+    cores = _processes_of(name)
     ratios = {
         "measured": [per_s(own) / per_s(one) for own, one in pairs],
         "by CPU": [cores * per_cpu_s(own) / per_cpu_s(one) for own, one in pairs],
@@ -148,8 +160,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N", help="the first is the base")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each visit")
+    parser.add_argument("--connections", type=int, help="of each process, where requests are sent without a pause")
     given = parser.parse_args()
-    run(given.processes, given.rounds, given.seconds)
+    run(given.processes, given.rounds, given.seconds, given.connections)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from gorgo.cli import app
 from gorgo.cli.admin import status as status_watch
 from gorgo.cli.admin.call import CallError
 from gorgo.cli.admin.explain import _sample
-from gorgo.cli.admin.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
+from gorgo.cli.admin.status import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
 from gorgo.core.scaling import WantedReplicas
 from gorgo.formatting import ms
 from gorgo.live.admin.page.recent_stats import RecentStats

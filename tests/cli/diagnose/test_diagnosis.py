@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from gorgo.cli.diagnose import _Answer, _probe_facts, _with_blocks
-from gorgo.cli.diagnosis import (
-    FAULTS,
+from gorgo.cli.diagnosis import FAULTS, Finding, diagnose
+from gorgo.cli.evidence import (
     Evidence,
-    Finding,
     HeadFacts,
     KvFacts,
     LoggedFacts,
@@ -21,7 +20,6 @@ from gorgo.cli.diagnosis import (
     RouterFacts,
     SampleFacts,
     TunerFacts,
-    diagnose,
 )
 from gorgo.core.messages.kv_events import BlocksStored, KvTier
 from gorgo.core.prompt.fingerprint import HEADS, PromptHeads
@@ -201,7 +199,7 @@ SHOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "replicas": (a_replica(has_prefill_prior=True), a_replica("b", has_prefill_prior=True)),
             "router": a_router(routed(prefill_slowdown=3.5), routed("b")),
         },
-        {"router": a_router(routed(decode_slowdown=1.4))},
+        {"router": a_router(routed(decode_slowdown=1.4), routed("b", decode_slowdown=2.3, attempts=8))},
     ),
     "engine-restarts": ({"router": a_router(routed(restarts=3))}, {"router": a_router(routed(restarts=2))}),
     "quota-sheds": (

@@ -300,7 +300,7 @@ SEEDED: tuple[tuple[Seed, str, str, str], ...] = (
     (hash_seeds, "hash-seeds-differ", "near-1", "PYTHONHASHSEED"),
     (block_sizes, "block-sizes-differ", "near-1", "--block-size"),
     (salts, "salts-differ", "near-1", "cache_salt"),
-    (no_tokenizer, "reports-unused", "replicas[0].kv_events", "models[].tokenizer"),
+    (no_tokenizer, "reports-unused", ", ".join(f"replicas[{at}].kv_events" for at in range(3)), "models[].tokenizer"),
     (tokenizer, "tokenizer-differs", "near-0", "models[].tokenizer"),
     (template, "template-differs", "near-0", "chat_template"),
     (no_cached_tokens, "cached-tokens-not-reported", "near-0", "--enable-cache-report"),

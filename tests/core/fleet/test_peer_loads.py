@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.fleet.peer_loads import CELLS, FADE_S, MAX_PEERS, PeerLoads
 from gorgo.core.fleet.replica import Columns
-from gorgo.core.numeric import Floats
+from gorgo.core.numeric import FEW, Floats
 
 
 def columns_of(slots: int) -> Columns:
@@ -158,3 +158,19 @@ def test_the_sums_are_those_of_the_routers_that_count(
         loads.check()
         assert all(now - heard_s < FADE_S for heard_s in loads.routers.values())
         loads.added_to_own(now=now)
+
+
+@given(st.lists(st.tuples(*[st.floats(-2.0, 5.0)] * 3, st.floats(0.0, 2.0), st.integers(0, 3)), min_size=1, max_size=8))
+def test_the_end_of_few_queues_moves_as_that_of_many_does(rows: list[tuple[float, float, float, float, int]]) -> None:
+    """Few replicas are computed one by one, many by columns; what is not looked at stands behind them."""
+    moved = []
+    for count in (len(rows), 3 * FEW):
+        columns = columns_of(count)
+        columns.drained_at_s[:] = columns.shared_s[:] = columns.head_shared_s[:] = columns.head_began_s[:] = 0.0
+        loads = PeerLoads("own", columns)
+        for slot, (own_s, began_s, heard_s, shared_s, prefill_s) in enumerate(rows):
+            columns.drained_at_s[slot], columns.head_began_s[slot] = own_s, began_s
+            columns.shared_s[slot], columns.head_shared_s[slot] = shared_s * 1.5, shared_s
+            report(loads, f"other-{slot}", slot, prefill_us=prefill_s * 1e6, now=heard_s)
+        moved.append(loads.added_to_own(now=1.0).drained_at_s[: len(rows)].tolist())
+    assert moved[0] == moved[1]

@@ -25,6 +25,14 @@ BURSTGPT = (
 BURSTGPT_OF_2023 = (
     "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
 )
+OWN = """\
+time,session_id,input_tokens,output_tokens,shared_tokens
+0,a,1000,50,
+4,b,1000,50,
+9.5,a,1600,50,960
+12,a,1700,50,9999
+13,,700,5,700
+"""
 LONG = "What is the weather like in the city of Berlin today, and what will it be tomorrow? " * 3
 
 
@@ -64,6 +72,24 @@ def test_burstgpt_s_failures_are_left_out_and_its_sessions_are_sessions(tmp_path
     assert done == Conversion(2, 1)
     assert (one.session, two.session, two.timestamp_s) == ("a", "a", 40.5)
     assert converted(tmp_path, "burstgpt", BURSTGPT_OF_2023)[1][0].session is None
+
+
+def test_a_table_of_one_s_own_says_how_much_of_a_prompt_its_session_had_before(tmp_path: Path) -> None:
+    done, rows = converted(tmp_path, "csv", OWN)
+    assert done == Conversion(5, 0)
+    assert [(row.timestamp_s, row.session, row.block_tokens) for row in rows[:3]] == [
+        (0.0, "a", 64), (4.0, "b", 64), (9.5, "a", 64),
+    ]  # fmt: skip
+    one, other, two, three, alone = (row.hash_ids for row in rows)
+    assert two[:15] == one[:15], "960 tokens are 15 blocks"
+    assert three[:25] == two[:25], "no more than the full blocks of the prompt before it"
+    assert len(set(one) | set(other)) == len(one) + len(other)
+    assert not set(two[15:]) & set(one)
+    assert not set(alone) & {*one, *other, *two, *three}, "what has no session has nothing before it"
+    dated, (first, second) = converted(
+        tmp_path, "csv", "time,input_tokens,output_tokens\n2026-01-01,9,9\n2026-01-02,9,9"
+    )
+    assert (dated.written, first.session, second.timestamp_s) == (2, None, 86_400.0)
 
 
 def test_bailian_s_turns_share_blocks_of_sixteen_tokens_and_a_session(tmp_path: Path) -> None:
@@ -114,15 +140,22 @@ def test_a_conversion_repeats_by_its_seed_and_is_compressed_by_its_name(tmp_path
         ("azure", BURSTGPT, "line 1: no column 'TIMESTAMP' among Timestamp"),
         ("azure", "", "line 1: no column 'TIMESTAMP' among nothing"),
         ("azure", AZURE.replace("4808", "many"), "line 2: TIMESTAMP '2023"),
-        ("azure", AZURE.replace("2023-11-16 18:17:05.5", "yesterday"), "line 3: .*expected a time and two numbers"),
+        ("azure", AZURE.replace("2023-11-16 18:17:05.5", "yesterday"), "line 3: .*expected a time and numbers"),
         ("burstgpt", AZURE, "no column 'Timestamp'"),
+        ("csv", AZURE, "line 1: no column 'time' among TIMESTAMP"),
+        (
+            "csv",
+            OWN.replace(",960", ",most"),
+            "line 4: time '9.5', .* shared_tokens 'most'; expected a time and numbers",
+        ),
+        ("csv", OWN.replace("9.5", "inf"), "line 4: time 'inf'"),
         ("bailian", "{}", "line 1: 'timestamp'; expected timestamp, input_length"),
         ("bailian", "[]", "line 1: expected a JSON object"),
         ("sharegpt", "[1]", "conversation 1: expected an object"),
         ("sharegpt", "[{}]", "conversation 1: no list `conversations`"),
         ("lmsys", "[{", "expected a list of conversations"),
         ("lmsys", json.dumps([lmsys("x", "no answer")]), "no row of the form lmsys"),
-        ("mooncake", "", "no form 'mooncake'; there are: azure, burstgpt, bailian, sharegpt, lmsys"),
+        ("mooncake", "", "no form 'mooncake'; there are: azure, burstgpt, csv, bailian, sharegpt, lmsys"),
     ],
 )
 def test_a_file_of_another_form_is_named_with_what_was_expected(
@@ -139,4 +172,4 @@ def test_the_command_converts_and_says_what_it_left_out(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["datasets", "convert", "burstgpt", str(tmp_path / "b.csv"), "--out", str(out)])
     assert (result.exit_code, result.stdout) == (0, f"{out}\n")
     assert "1 requests failed, are empty or lack blocks" in result.stderr
-    assert len(FORMS) == 5
+    assert len(FORMS) == 6

@@ -21,6 +21,7 @@ from gorgo.lab.report import report
 from gorgo.lab.report.report import find_results, read_history, read_requests, read_results
 from gorgo.lab.report.runs import TTFT_P95, ReportGeneration, format_weights, mean, ratio
 from gorgo.lab.results import Spread, write_results
+from gorgo.lab.simulate.compare import Ratio, ratio_of_rows, ttft_ms_p95
 from tests.lab.report.builders import generation, records, row, write_run
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
@@ -114,7 +115,7 @@ def test_equal_live_rows_in_folders_side_by_side_are_two_runs(tmp_path: Path) ->
     for name in ("first", "second"):
         write_run(tmp_path / name, [10.0, 20.0], source="live")
     found = find_results(tmp_path)
-    assert [run.pair for run in found.comparisons[0].cells[0].runs] == [(0, 0), (0, 1)]
+    assert [run.pair for run in found.comparisons[0].cells[0].runs] == [(0, 0, None), (0, 1, None)]
     assert found.left_out == ()
 
 
@@ -124,7 +125,7 @@ def test_copies_of_a_simulated_run_count_once_and_the_page_says_so(tmp_path: Pat
         rows = [row("gorgo", [10.0 + seed], seed=seed, digest=digest and f"{digest}{seed}") for seed in (0, 1)]
         write_results(tmp_path / name, rows)
     found = find_results(tmp_path)
-    assert [run.pair for run in found.comparisons[0].cells[0].runs] == [(0, 0), (1, 0)]
+    assert [run.pair for run in found.comparisons[0].cells[0].runs] == [(0, 0, None), (1, 0, None)]
     assert [text.partition(": ")[2] for text in found.left_out] == [
         "2 rows are copies of simulated runs that count already: equal digests count once"
     ] * 2
@@ -190,6 +191,25 @@ def test_policies_are_in_the_order_of_the_readme_and_references_last(tmp_path: P
     assert list(comparison.loads) == [2.0, 1.0]
     assert comparison.labels == ["gorgo", "random", "unnamed policy", "zebra", "oracle"]
     assert [cell.label for cell in comparison.loads[1.0]] == comparison.labels
+
+
+def test_windows_of_a_run_are_units_of_an_interval_and_share_the_run_s_requests(tmp_path: Path) -> None:
+    """Two seeds of a window are one unit, as `gorgo simulate` prints it."""
+    for policy, scale in (("gorgo", 1.0), ("random", 2.0)):
+        for seed in range(2):
+            values = [10.0 + scale * window + seed for window in range(3)]
+            folder = tmp_path / f"{policy}-{seed}"
+            write_run(folder, values, policy, seed=seed)
+            windows = [row(policy, [one], seed=seed, window=number) for number, one in enumerate(values)]
+            write_results(folder, windows)
+    found = find_results(tmp_path)
+    assert found.left_out == ()
+    (comparison,) = found.comparisons
+    gorgo, random = comparison.cells
+    assert len(gorgo.ttft_ms) == 6
+    rows = [[run.row for run in cell.runs] for cell in (gorgo, random)]
+    assert ratio(gorgo, random, TTFT_P95) == ratio_of_rows(rows[0], rows[1], ttft_ms_p95)
+    assert (ratio(gorgo, random, TTFT_P95) or Ratio(0, 0, 0, 0)).n == 3
 
 
 def test_requests_without_a_row_are_left_out_with_the_reason(tmp_path: Path) -> None:

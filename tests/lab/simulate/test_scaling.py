@@ -18,7 +18,7 @@ from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest
-from gorgo.lab.simulate.scaling import (
+from tests.lab.simulate.elastic import (
     ElasticRun,
     FleetState,
     PodAutoscaler,

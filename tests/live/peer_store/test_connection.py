@@ -289,18 +289,18 @@ def report(seq: int, *, prefixes: int = 1) -> PeerReport:
 
 def test_a_written_report_is_forgotten() -> None:
     outgoing = Outgoing()
-    assert outgoing.add(report(1)) == report(1)
+    assert outgoing.next_report(report(1)) == report(1)
     assert outgoing
     outgoing.on_written()
     assert not outgoing
-    assert outgoing.add(report(2)) == report(2)
+    assert outgoing.next_report(report(2)) == report(2)
 
 
 def test_the_next_report_has_its_own_load_and_all_prefixes_since_the_last_written_one() -> None:
     outgoing = Outgoing()
-    outgoing.add(report(1))
-    outgoing.add(report(2))
-    merged = outgoing.add(report(3))
+    outgoing.next_report(report(1))
+    outgoing.next_report(report(2))
+    merged = outgoing.next_report(report(3))
     assert merged.loads == (ReplicaLoad("a", 3),)
     assert [marks.replica for marks in merged.prefixes] == ["1-0", "2-0", "3-0"]
     assert [sample.confirmed_tokens for sample in merged.cache_reports] == [2.0, 3.0, 4.0]
@@ -312,8 +312,8 @@ def test_the_next_report_has_its_own_load_and_all_prefixes_since_the_last_writte
 
 def test_the_oldest_prefixes_are_dropped_beyond_the_bound_and_counted() -> None:
     outgoing = Outgoing()
-    outgoing.add(report(1, prefixes=MAX_PREFIXES))
-    merged = outgoing.add(report(2, prefixes=3))
+    outgoing.next_report(report(1, prefixes=MAX_PREFIXES))
+    merged = outgoing.next_report(report(2, prefixes=3))
     assert len(merged.prefixes) == MAX_PREFIXES
     assert [merged.prefixes[0].replica, merged.prefixes[-1].replica] == ["1-3", "2-2"]
     assert outgoing.dropped == 3
@@ -344,3 +344,19 @@ def test_each_of_two_transports_reports_everything_since_its_own_last_report() -
     assert prefixes(seldom) == ["1-0", "2-0", "3-0"]
     assert prefixes(often) == ["3-0", "4-0"]
     assert prefixes(seldom) == ["4-0", "5-0"]
+
+
+def test_what_another_transport_reports_while_one_writes_is_part_of_its_next_report() -> None:
+    reports = OutgoingReports(Numbered())  # type: ignore[arg-type]
+    often, seldom = reports.new_transport(), reports.new_transport()
+
+    def prefixes(outgoing: Outgoing) -> list[str]:
+        return [marks.replica for marks in reports.make_report(outgoing, now=0.0).prefixes]
+
+    assert prefixes(seldom) == ["1-0"]
+    assert prefixes(often) == ["1-0", "2-0"]
+    seldom.on_written()
+    assert prefixes(seldom) == ["2-0", "3-0"]
+    often.on_written()
+    assert prefixes(often) == ["3-0", "4-0"]
+    assert prefixes(seldom) == ["2-0", "3-0", "4-0", "5-0"], "the last one was not written"

@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from gorgo.picker.call import FirstTokenCall
 from tests.picker.envoy.envoy import needs_envoy
 from tests.picker.envoy.rig import CHAT, KEYS, Rig, rig
 from tests.picker.test_parity import CLAUDE, CLAUDE_HEADERS, CODEX, CODEX_CODING, packed
@@ -553,6 +554,38 @@ async def test_usage_of_an_answer_in_one_piece(running_usage: Rig, text: str) ->
     sample, content = await answered(running_usage, answer(200, whole), chat())
     assert counts(sample) == (12, 8, 2)
     assert content == whole
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["with its length", "in pieces"])
+@pytest.mark.parametrize(
+    ("route", "kind", "calls"),
+    [
+        (CHAT, "application/json", 0),
+        (CHAT, "application/json; charset=utf-8", 0),
+        (CHAT, "text/html", 1),
+        # The next request may name this answer at once, before the log has it.
+        ("/v1/responses", "application/json", 1),
+    ],
+)
+async def test_no_call_is_made_of_an_answer_that_the_log_has(
+    running_usage: Rig, monkeypatch: pytest.MonkeyPatch, route: str, kind: str, calls: int, is_split: bool
+) -> None:
+    made: list[str] = []
+
+    class Counted(FirstTokenCall):
+        def __init__(self, *args: Any) -> None:
+            made.append(kind)
+            super().__init__(*args)
+
+    monkeypatch.setattr("gorgo.picker.call.FirstTokenCall", Counted)
+    whole = json_answer(FOUND_USAGE, text="\u00e9" * 900)
+    script = stream(whole[:500], whole[500:], headers={"content-type": kind}) if is_split else answer(200, whole)
+    body = chat() if route == CHAT else b'{"model": "m", "input": "hello", "store": false}'
+    if not is_split and kind != "application/json":
+        script = answer(200, whole, {"content-type": kind})
+    sample, content = await answered(running_usage, script, body, route)
+    assert (len(made), content) == (calls, whole)
+    assert counts(sample) == (12, 8, 2)
 
 
 async def test_usage_of_a_batch_is_the_sum_of_its_answers(running_usage: Rig) -> None:

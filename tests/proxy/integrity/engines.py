@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.proxy.raw import listening
+
 # --- An engine that writes whatever bytes a test wants, true or not.
 
 
@@ -87,30 +89,8 @@ def forever(begin: bytes, again: bytes) -> Speaker:
 @asynccontextmanager
 async def lying(speak: Speaker) -> AsyncIterator[Liar]:
     liar = Liar(speak)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        try:
-            await liar.serve(reader, writer)
-        except asyncio.CancelledError:  # the end of the test; nobody else is told
-            return
-        finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 26)
-    liar.port = server.sockets[0].getsockname()[1]
-    try:
+    async with listening(liar.serve, limit=1 << 26) as liar.port:
         yield liar
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
 
 # --- How far a piece of a test raises the memory of its process, whatever the tests before it took.

@@ -24,7 +24,7 @@ from gorgo.config.load import load_settings
 from gorgo.config.values import Count, Name, NotNegative, Positive, Text, strict
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.numeric import Floats
-from gorgo.errors import ScenarioError, UnknownReplica, UnknownScenario
+from gorgo.errors import ScenarioError, UnknownProfile, UnknownReplica, UnknownScenario
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
 from gorgo.lab.sim.faults.kinds import (
     DelaySpikes,
@@ -384,7 +384,7 @@ def find_scenario(given: str | Scenario) -> Scenario:
 def chosen_scenario(given: str | Path | Scenario, fleet: SimFleet) -> str | Scenario:
     """Return a scenario for that fleet: a name as it is, and a file (`*.yaml`) read.
 
-    Raises `ConfigError` for a file, `UnknownScenario`, and `ScenarioError` or `UnknownReplica` where it does not fit.
+    Raises `ConfigError` for a file, `UnknownScenario`, and `ScenarioError` and the like where it does not fit.
     """
     if isinstance(given, str) and not given.endswith(SUFFIXES):
         find_scenario(given)
@@ -395,7 +395,7 @@ def chosen_scenario(given: str | Path | Scenario, fleet: SimFleet) -> str | Scen
     scenario = read_scenario(path)
     try:
         scenario.planned(scenario.applied_to(fleet), 1.0)
-    except (ScenarioError, UnknownReplica) as error:
+    except (ScenarioError, UnknownProfile, UnknownReplica) as error:
         raise type(error)(f"{path}: {error}") from None
     return scenario
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from gorgo.errors import ConfigError, ScenarioError, UnknownReplica, UnknownScenario
+from gorgo.errors import ConfigError, ScenarioError, UnknownProfile, UnknownReplica, UnknownScenario
 from gorgo.lab.sim.faults.kinds import DelaySpikes, FailFast, Kill, PeriodicStall, Slow
 from gorgo.lab.sim.faults.scenarios import (
     KINDS,
@@ -119,6 +119,9 @@ def test_an_error_names_file_line_key_and_what_was_expected(text: str, said: str
 def test_a_file_that_does_not_fit_the_fleet_says_what_the_fleet_has(tmp_path: Path) -> None:
     path = written(tmp_path, "faults: [{kind: kill, replica: x-0}]")
     with pytest.raises(UnknownReplica, match=r"two-faults.yaml: no replica named 'x-0'; the fleet has: us-ashburn-0"):
+        chosen_scenario(path, FLEET)
+    path = written(tmp_path, "fleet: {profile: {replica: nearest, name: 9xH100}}")
+    with pytest.raises(UnknownProfile, match=r"two-faults.yaml: .*9xH100"):
         chosen_scenario(path, FLEET)
     path = written(tmp_path, "faults: [{kind: partition, region: x}]")
     with pytest.raises(ScenarioError, match=r"two-faults.yaml: no replica in region 'x'; the fleet has replicas in"):

@@ -70,7 +70,7 @@ class Static:
 
     replicas: int
 
-    def wanted(self, router: Router, fleet: FleetState, *, now: float) -> int:  # noqa: ARG002 - a rule's signature
+    def wanted(self, router: Router, fleet: FleetState, *, now: float) -> int:
         return self.replicas
 
 
@@ -146,7 +146,7 @@ class Utilisation:
     def __init__(self) -> None:
         self._busy: deque[float] = deque(maxlen=UTILISATION_SAMPLES)
 
-    def __call__(self, router: Router, fleet: FleetState) -> float:  # noqa: ARG002 - a metric's signature
+    def __call__(self, router: Router, fleet: FleetState) -> float:
         busy = [any(model.running for model in fleet.engines[name].models) for name in fleet.serving]
         self._busy.append(sum(busy) / max(len(busy), 1))
         return sum(self._busy) / len(self._busy) * len(busy)
@@ -200,12 +200,12 @@ class Warming:
             self._site.send(warm, self._port)
             return
 
-    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:  # noqa: ARG002 - a receiver's signature
+    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         self._next()
 
     def on_first_token(self, sending: SimAttempt) -> None: ...
 
-    def on_stalled(self, sending: SimAttempt) -> bool:  # noqa: ARG002 - a receiver's signature
+    def on_stalled(self, sending: SimAttempt) -> bool:
         return False
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None: ...

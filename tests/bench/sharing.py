@@ -1,0 +1,135 @@
+"""What sharing costs a Router, in processor time of one request.
+
+Three Routers in one process take the same requests in turn: one alone, one of two workers, and the other worker, which
+reads its reports. So whatever else the machine does meets all of them. Printed are the sums of submit, first token and
+end without the rest of a request, and what a report costs each of both sides for a prompt, with one prompt or eight in
+a report: medians over the second half of the requests, after the caches have filled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from statistics import median
+from time import thread_time_ns
+
+import msgspec
+import numpy as np
+
+from gorgo.core.fleet.replica import ReplicaSpec
+from gorgo.core.latency.ttft import TcpWindows
+from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome, RouteRequest
+from gorgo.core.peers.records import PeerReport
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.parse import read_prompt
+from gorgo.core.router import Router
+from gorgo.policies.registry import make_policy
+from tests.bench.relay.wire import request
+
+REQUESTS = 2000
+_REPLICAS, _KV_TOKENS = 3, 983_549
+_BLOCK_TOKENS, _BYTES_PER_TOKEN = 64.0, 4
+_VARIANTS = 16
+_STEP_S = 0.001
+_ENCODE = msgspec.msgpack.Encoder().encode
+_DECODE = msgspec.msgpack.Decoder(PeerReport).decode
+
+
+@dataclass
+class Times:
+    """Nanoseconds of the processor: of each request alone and in a group, and of each report."""
+
+    alone: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+
+
+def prompts(size: int, count: int) -> Iterator[RouteRequest]:
+    """Yield requests of `size` bytes: chats of which each differs from one of sixteen in its last message."""
+    fingerprint, variants = Fingerprinter(key=1), []
+    for variant in range(_VARIANTS):
+        before, after = request(size, variant=variant, tokens=128, gap_ms=0, stream=False)
+        variants.append((before.partition(b"\r\n\r\n")[2], after))
+    for number in range(count):
+        before, after = variants[number % _VARIANTS]
+        body = json.loads(b"%s%08d%s" % (before, number, after))
+        prompt = read_prompt("/v1/chat/completions", body)
+        found = fingerprint(prompt)
+        ends = [start // _BYTES_PER_TOKEN for start, _ in prompt.message_starts[1:]] + [size // _BYTES_PER_TOKEN]
+        yield RouteRequest(
+            f"r{number}",
+            0.0,
+            size // _BYTES_PER_TOKEN,
+            found.blocks,
+            _BLOCK_TOKENS,
+            found.prefix_hash,
+            model="bench",
+            body_bytes=size,
+            boundaries=ends,
+        )
+
+
+def measure(size: int, requests: int, per_report: int) -> Times:
+    """Return the times of requests of `size` bytes, with a report after each `per_report` of them."""
+    alone, one, other = _router("alone"), _router("worker-0"), _router("worker-1")
+    for router in (one, other):
+        router.peers.join(router.boot_id, key_id="key")
+    times, now = Times(), 1.0
+    for number, each in enumerate(prompts(size, requests)):
+        now += _STEP_S
+        for router, spent in ((alone, times.alone), (one, times.shared)):
+            spent.append(_serve(router, each, now))
+        if number % per_report == per_report - 1:
+            begun_ns = thread_time_ns()
+            text = _ENCODE(one.peers.report(now=now))
+            written_ns = thread_time_ns()
+            report = _DECODE(text)
+            other.peers.on_report(report, now=now)
+            times.read.append((thread_time_ns() - written_ns) // per_report)
+            times.written.append((written_ns - begun_ns) // per_report)
+            # The first worker decides beside the load of another one, as the second does.
+            one.peers.on_report(replace(report, router="worker-2", prefixes=()), now=now)
+    return times
+
+
+def _router(name: str) -> Router:
+    specs = [ReplicaSpec(f"replica-{number}", "here", kv_capacity_tokens=_KV_TOKENS) for number in range(_REPLICAS)]
+    rng = np.random.default_rng(0)
+    router = Router(specs, make_policy("gorgo-ms"), rng=rng, boot_id=name, limits=RouterLimits())
+    for spec in specs:
+        router.replicas.on_probe(spec.name, 0.001, now=0.0)
+        router.replicas.on_connection(spec.name, OpenConnection(TcpWindows(), 0.0), now=0.0)
+    return router
+
+
+def _serve(router: Router, each: RouteRequest, now: float) -> int:
+    """Return the time of one request's three events."""
+    tokens = each.prompt_tokens
+    outcome = Outcome(
+        AttemptResult.COMPLETED, 200, prompt_tokens=tokens, cached_tokens=max(0, tokens - 64), output_tokens=8
+    )
+    begun_ns = thread_time_ns()
+    action, _ = router.submit(each, now=now)
+    assert isinstance(action, Dispatch), "a replica has room"
+    router.on_first_token(action.attempt_id, now=now + _STEP_S / 2)
+    router.on_finish(action.attempt_id, outcome, now=now + 0.8 * _STEP_S)
+    return thread_time_ns() - begun_ns
+
+
+def _us(spent_ns: list[int]) -> float:
+    return median(spent_ns[len(spent_ns) // 2 :]) / 1e3
+
+
+def run() -> None:
+    """Print a row for each size of prompt and of report; the ratio is that of all of it to a Router alone."""
+    print(f"{'prompt':<8}{'prompts a report':>17}{'alone, us':>11}{'shared':>8}{'written':>9}{'read':>7}{'ratio':>7}")
+    for size in (500, 90_000):
+        for per_report in (1, 8):
+            times = measure(size, REQUESTS, per_report)
+            alone, shared, written, read = map(_us, (times.alone, times.shared, times.written, times.read))
+            ratio = (shared + written + read) / alone
+            print(f"{size:<8}{per_report:>17}{alone:>11.0f}{shared:>8.0f}{written:>9.0f}{read:>7.0f}{ratio:>7.2f}")
