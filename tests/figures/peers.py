@@ -68,7 +68,7 @@ def simulators(results: Sequence[Any]) -> View:
             figures |= {tuple(row[:3]): dict(zip(_COLUMNS, map(float, row[3:]), strict=True)) for row in rows}
         else:
             for on, way, figure, _, ratio, *_ in rows:
-                cells = ratios.setdefault((on, way), dict.fromkeys(dynamo.FIGURES, "-"))
+                cells = ratios.setdefault((on, way), dict.fromkeys(dynamo.STATS, "-"))
                 cells[figure] = float(numbers_of(ratio)[0])
     values = {f"{on}, {way}, {figure}": ratio for (on, way), cells in ratios.items() for figure, ratio in _known(cells)}
     whole = {"engines": float(dynamo.ENGINES), "requests": float(dynamo.REQUESTS), "answers": 128.0, "within, %": 0.1}
