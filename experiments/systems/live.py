@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
@@ -195,6 +195,10 @@ def _installed(requirement: str, *beside: str) -> Path:
 # -- runs
 
 
+class NoAnswerError(GorgoError):
+    """A router was started and does not answer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRow:
     """The row of a router under a traffic, with what was read from the engines and from the router's processes."""
@@ -210,9 +214,10 @@ class LiveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """The rows of one round."""
+    """The rows of one round, and why a router has none: it did not answer."""
 
     rows: Sequence[LiveRow] = ()
+    silent: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,14 @@ class LiveTask:
     def run(self) -> LiveRun:
         """Run it now; raises `UnavailableError`, or `GorgoError` where a process does not do its part."""
         with tempfile.TemporaryDirectory(prefix="gorgo-live-") as folder, _engines(Path(folder), self.seed) as engines:
-            return LiveRun(rows=[row for name in self.routers for row in self._rows(name, engines, Path(folder))])
+            rows: list[LiveRow] = []
+            silent: dict[str, str] = {}
+            for name in self.routers:
+                try:
+                    rows += self._rows(name, engines, Path(folder))
+                except NoAnswerError as why:
+                    silent[name] = str(why)
+            return LiveRun(rows=rows, silent=silent)
 
     def _rows(self, router: str, engines: Engines, folder: Path) -> Iterator[LiveRow]:
         own = folder / router.replace(" ", "-")
@@ -311,7 +323,7 @@ def _wait_until_answering(url: str, router: str) -> None:
         except httpx.HTTPError as error:
             said = repr(error)
         time.sleep(0.2)
-    raise GorgoError(f"{router} did not answer within {READY_S:g} s; at last: {said}")
+    raise NoAnswerError(f"{router} did not answer within {READY_S:g} s; at last: {said}")
 
 
 def _measured(
@@ -364,11 +376,13 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     missing = dict(_unavailable())
     there = tuple(name for name in ROUTERS if name not in missing)
     runs = runner.runs([LiveTask(there, kinds, seed) for seed in grid.seeds], title=TITLE)
+    missing |= {name: why for run in runs.values() for name, why in run.silent.items()}
     rows = [row for run in runs.values() for row in run.rows]
     cells = [
         (traffic.name, router, *_cells([one for one in rows if (one.traffic, one.router) == (traffic.name, router)]))
         for traffic in kinds
         for router in there
+        if router not in missing
     ]
     lines = [f"SKIPPED {router}: {why}" for router, why in {**missing, **NEVER}.items()]
     lines.append(f"{len(grid.seeds)} rounds, real processes in wall time; {measure.describe_machine()}.")

@@ -200,13 +200,14 @@ def test_a_router_that_cannot_be_installed_is_named_and_the_others_run(
             for name in task.routers
             for one in task.traffics
         ]
-        return live.LiveRun(rows=rows)
+        return live.LiveRun(rows=[one for one in rows if one.router != "silent"], silent={"silent": "did not answer"})
 
-    monkeypatch.setattr(live, "ROUTERS", {"here": there, "elsewhere": missing})
+    monkeypatch.setattr(live, "ROUTERS", {"here": there, "silent": there, "elsewhere": missing})
     monkeypatch.setattr(live.LiveTask, "run", run)
     found = live.report(live.GROUPS, Grid(seeds=[0, 1]), Runner(None, n_jobs=1))
     assert "SKIPPED elsewhere: no such wheel" in capsys.readouterr().err
     assert "SKIPPED elsewhere: no such wheel" in found.end
+    assert "SKIPPED silent: did not answer" in found.end
     assert "SKIPPED Dynamo's frontend" in found.end
     (section,) = found.sections
     assert [cells[:2] for cells in section.rows] == [(one.name, "here") for one in kinds()]

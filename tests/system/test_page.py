@@ -20,6 +20,7 @@ import pytest
 
 from gorgo.lab.demo.run import REPLICAS, DemoFleet, running_fleet
 from tests.documents import ROOT
+from tests.ports import free_port
 
 # --- A headless Chromium, driven by chromedriver's own HTTP protocol (W3C WebDriver): no library between.
 #
@@ -121,7 +122,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     """A browser with a new, empty profile in `folder`; both processes are gone afterwards."""
     log = folder / "chromedriver.log"
     with log.open("wb") as out:
-        driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=out, stderr=subprocess.STDOUT)
+        driver = subprocess.Popen(["chromedriver", f"--port={free_port()}"], stdout=out, stderr=subprocess.STDOUT)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{_port(driver, log)}", timeout=60, trust_env=False) as http:
             session = str(_value(http.post("/session", json={"capabilities": _wishes(folder)}))["sessionId"])
@@ -220,7 +221,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
 def test_every_replica_has_its_row_with_a_round_trip(page: Open) -> None:
     rows = page.browser.run(
         "const rows = [...document.querySelectorAll('tr[data-replica]')];"
-        "return rows.map(row => [row.dataset.replica, row.cells[2].innerText])"
+        "return rows.map(row => [row.dataset.replica, row.cells[3].innerText])"
     )
     assert [name for name, _ in rows] == list(REPLICAS)
     assert all(float(rtt_ms) > 0 for _, rtt_ms in rows)

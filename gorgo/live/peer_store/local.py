@@ -124,7 +124,8 @@ class LocalPeers:
                 log_failure("worker_event_failed", failure, topic="report")
 
     def known_peers(self) -> list[PeerRow]:
-        """Return the other workers, the last one heard of first."""
+        """Return the other workers, the last one heard of first; an idle worker reads their reports here too."""
+        self.read_reports()
         return peer_rows(self.peers, {}, now=self._clock())
 
     def measures(self) -> PeerMeasures:
