@@ -50,7 +50,7 @@ class MarkedPrompt:
     The rest is as in its request.
     """
 
-    every: memoryview
+    every: Sequence[int]
     block_tokens: float
     boundaries: Sequence[int]
     depths: list[int]
