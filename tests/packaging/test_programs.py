@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import http.server
 import json
 import os
@@ -88,6 +89,23 @@ def test_no_compiled_class_adds_fields_to_an_ordered_dict() -> None:
         if isinstance(node, ast.ClassDef)
         for base in node.bases
         if ast.unparse(base).partition("[")[0].rpartition(".")[2] == "OrderedDict"
+    ]
+    assert found == []
+
+
+def test_no_compiled_class_annotates_a_field_with_a_type_that_mypyc_cannot_load() -> None:
+    """mypyc 2.4 looks other built-in types up in the module, and no compiled module could be imported: a KeyError."""
+    loaded = {"bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "range", "set"}
+    loaded |= {"str", "tuple", "type"}
+    found = [
+        f"{path}:{field.lineno}: {name}"
+        for path in ALL_MODULES
+        for node in ast.walk(syntax_tree(ROOT / path))
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+        and hasattr(builtins, name := ast.unparse(field.annotation).partition("[")[0])
+        and name not in loaded
     ]
     assert found == []
 
