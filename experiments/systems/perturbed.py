@@ -75,7 +75,7 @@ def setting(number: int) -> Workload:
     Example
     -------
     >>> setting(3).name
-    '3: sharing, 7 engines in 4 regions, 5 to 215 ms'
+    '3: sharing, 5 engines in 3 regions, 4 to 211 ms'
     """
     return _setting(number)
 
