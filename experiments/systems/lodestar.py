@@ -269,8 +269,9 @@ def _filter() -> VariantComparison:
 
 def _longer() -> VariantComparison:
     """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
-    guards = ("no range check", "no exploration", "no K-filter", "near best 0.1")
-    variants = (LODESTAR, RESIDUAL, *(f"lodestar, {guard}" for guard in guards))
+    guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
+    variants = (LODESTAR, RESIDUAL, *(f"lodestar, {guard}" for guard in guards),
+                *(f"gorgo-residual, {guard}" for guard in ("no range check", "no limit")))  # fmt: skip
     found = routers("guards", EQUAL, longer_prompts(), HEURISTIC, variants, (P99, MEAN))
     bounds: dict[tuple[str, str], Any] = {(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}
     return replace(found, targets=tuple(replace(one, **bounds.get((one.of, one.figure), {})) for one in found.targets))

@@ -139,7 +139,7 @@ TIMEOUT_S = 1500
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What git knows of this tree, and nothing else."""
+    """What git knows of this tree and nothing else, as a clone with one commit: a wheel made in it says which."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("GUIDES NOT RUN: needs git, and a clone")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -148,6 +148,9 @@ def clone(tmp_path: Path) -> Path:
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    author = ("-c", "user.name=reader", "-c", "user.email=reader@localhost", "-c", "commit.gpgsign=false")
+    for words in (("init", "--quiet"), ("add", "--force", "."), (*author, "commit", "--quiet", "--message", "Clone")):
+        subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
     return folder
 
 

@@ -42,6 +42,10 @@ def missing_reason() -> str | None:
     return f"no {' and no '.join(wanted)}: apt-get install chromium chromium-driver" if wanted else None
 
 
+class MissingElementError(RuntimeError):
+    """No element of the page matches."""
+
+
 class Browser:
     """One session."""
 
@@ -72,9 +76,17 @@ class Browser:
     def until(self, condition: Callable[[], object], what: str, *, limit_s: float = _WAIT_S) -> None:
         """Wait for something that happens in the page; `AssertionError` with `what` if it does not."""
         deadline_s = time.monotonic() + limit_s
-        while not condition():
+        while not self._holds(condition):
             assert time.monotonic() < deadline_s, f"it did not happen: {what}"
             time.sleep(_POLL_S)
+
+    @staticmethod
+    def _holds(condition: Callable[[], object]) -> bool:
+        """Whether it does by now: an element of a page that is still loading will come."""
+        try:
+            return bool(condition())
+        except MissingElementError:
+            return False
 
     def colours(self, scheme: str) -> None:
         """`light` or `dark`, whatever the machine prefers."""
@@ -159,7 +171,8 @@ def _port(driver: subprocess.Popen[bytes], log: Path) -> int:
 def _value(response: httpx.Response) -> Any:
     value = response.json()["value"]
     if response.is_error:
-        raise RuntimeError(f"{value['error']}: {value['message']}")
+        kind = MissingElementError if value["error"] in ("no such element", "stale element reference") else RuntimeError
+        raise kind(f"{value['error']}: {value['message']}")
     return value
 
 
@@ -172,6 +185,7 @@ def _value(response: httpx.Response) -> Any:
 NASTY = "<img src=x onerror='window.hurt = 1'><script>window.hurt = 1</script>"
 MAX_BYTES = 300_000
 WIDTH, PHONE_WIDTH = 1280, 390
+REASON = "tr[data-reason='seoul-0'] p"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +208,13 @@ class Open:
         headers = {"authorization": f"Bearer {self.fleet.token}"}
         answer = httpx.get(f"{self.fleet.admin_url}/admin/status", headers=headers, trust_env=False)
         return int(answer.json()["recent_stats"]["n"])
+
+    def side(self, css: str, name: str) -> float:
+        """Where an element's left or right side is, in pixels of the window."""
+        found = self.browser.run(
+            "return document.querySelector(arguments[0]).getBoundingClientRect()[arguments[1]]", css, name
+        )
+        return float(found)
 
     def newest(self) -> str:
         return str(self.browser.run("return (document.querySelector('#decisions details') || {id: ''}).id"))
@@ -221,7 +242,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
 def test_every_replica_has_its_row_with_a_round_trip(page: Open) -> None:
     rows = page.browser.run(
         "const rows = [...document.querySelectorAll('tr[data-replica]')];"
-        "return rows.map(row => [row.dataset.replica, row.cells[3].innerText])"
+        "return rows.map(row => [row.dataset.replica, row.cells[2].innerText])"
     )
     assert [name for name, _ in rows] == list(REPLICAS)
     assert all(float(rtt_ms) > 0 for _, rtt_ms in rows)
@@ -270,40 +291,66 @@ def test_screenshot_of_the_page_under_load(page: Open, tmp_path: Path) -> None:
         order = {"weights": {"m_queue": value}, "by": "gorgo tune", "reason": reason}
         page.put("PUT", "/admin/weights", order)
     page.put("POST", "/admin/freeze", {"by": "mara", "reason": "held over the weekend"})
-    page.browser.colours("light")
-    page.browser.until(lambda: "held over the weekend" in page.browser.text("#weights"), "the freeze was shown")
-    page.browser.until(lambda: _finished(page), "a decision's outcome was shown")
-    page.browser.run("document.querySelector('#decisions .seen.shown').closest('details').open = true")
-    shot = page.browser.screenshot(WIDTH)
-    hidden = "const wide = document.querySelector('#fleet .wide'); return wide.scrollWidth - wide.clientWidth"
-    assert page.browser.run(hidden) == 0
-    Path(os.environ.get("GORGO_SCREENSHOT", tmp_path / "status-page.png")).write_bytes(shot)
-    assert shot.startswith(b"\x89PNG")
-    assert len(shot) < MAX_BYTES
-    page.browser.colours("dark")
-    assert page.browser.screenshot(WIDTH) != shot
-    page.browser.run("document.querySelectorAll('#decisions details').forEach(one => { one.open = false })")
-    page.put("POST", "/admin/unfreeze", {})
+    try:
+        page.browser.colours("light")
+        page.browser.until(lambda: "held over the weekend" in page.browser.text("#weights"), "the freeze was shown")
+        page.browser.until(lambda: _finished(page), "a decision's outcome was shown")
+        page.browser.run("document.querySelector('#decisions .seen.shown').closest('details').open = true")
+        shot = page.browser.screenshot(WIDTH)
+        Path(os.environ.get("GORGO_SCREENSHOT", tmp_path / "status-page.png")).write_bytes(shot)
+        hidden = "const wide = document.querySelector('#fleet .wide'); return wide.scrollWidth - wide.clientWidth"
+        assert page.browser.run(hidden) == 0
+        assert shot.startswith(b"\x89PNG")
+        assert len(shot) < MAX_BYTES
+        page.browser.colours("dark")
+        assert page.browser.screenshot(WIDTH) != shot
+    finally:
+        page.browser.run("document.querySelectorAll('#decisions details').forEach(one => { one.open = false })")
+        page.put("POST", "/admin/unfreeze", {})
 
 
-def test_page_fits_a_desktop_and_a_phone_with_a_replica_drained(page: Open) -> None:
+def test_page_fits_a_desktop_and_a_phone_with_a_replica_drained(page: Open, tmp_path: Path) -> None:
     hidden = (
         "const over = css => { const one = document.querySelector(css); return one.scrollWidth - one.clientWidth };"
         "return [over('html'), over('#decisions'), over('#fleet .wide')]"
     )
     page.put("POST", "/admin/replicas/seoul-0/drain", {})
-    page.browser.until(lambda: "draining" in page.browser.text("tr[data-replica='seoul-0'] .state"), "the note")
-    page.browser.screenshot(WIDTH)
-    assert page.browser.run(hidden) == [0, 0, 0]
-    page.browser.screenshot(PHONE_WIDTH)
-    document, decisions, fleet = page.browser.run(hidden)
-    assert (document, decisions) == (0, 0)
-    assert fleet > 0  # scrolls within itself, and the replica's name stays
-    name = "document.querySelector('#fleet .wide').scrollLeft = 200;"
-    name += "return document.querySelector('tr[data-replica] th').getBoundingClientRect().left"
-    assert 0 <= page.browser.run(name) < 30
-    page.browser.screenshot(WIDTH)
-    page.put("POST", "/admin/replicas/seoul-0/drain", {"drain": False})
+    try:
+        page.browser.until(lambda: page.browser.count(REASON) == 1, "the reason was shown")
+        assert page.browser.text(REASON).startswith("no new requests")
+        (tmp_path / "drained.png").write_bytes(page.browser.screenshot(WIDTH))
+        assert page.browser.run(hidden) == [0, 0, 0]
+        (tmp_path / "drained-phone.png").write_bytes(page.browser.screenshot(PHONE_WIDTH))
+        document, decisions, fleet = page.browser.run(hidden)
+        assert (document, decisions) == (0, 0)
+        assert fleet > 0  # scrolls within itself, and the replica's name and the reason stay
+        page.browser.run("document.querySelector('#fleet .wide').scrollLeft = 200")
+        assert 0 <= page.side("tr[data-replica] th", "left") < 30
+        assert 0 <= page.side(REASON, "left") < page.side(REASON, "right") <= PHONE_WIDTH
+    finally:
+        page.browser.screenshot(WIDTH)
+        page.put("POST", "/admin/replicas/seoul-0/drain", {"drain": False})
+
+
+def test_reason_of_any_length_wraps_and_does_not_widen_the_table(page: Open) -> None:
+    """An engine's own text may be long, and without a blank."""
+    measured = (
+        "const [table, reason] = ['#fleet table', arguments[0]].map(css => document.querySelector(css));"
+        "const before = table.scrollWidth; reason.textContent = arguments[1];"
+        "return [before, table.scrollWidth, reason.getBoundingClientRect().right]"
+    )
+    page.put("POST", "/admin/replicas/seoul-0/drain", {})
+    try:
+        page.browser.until(lambda: page.browser.count(REASON) == 1, "the reason was shown")
+        for width in (WIDTH, PHONE_WIDTH):
+            page.browser.screenshot(width)
+            for text in ("word " * 200, "x" * 1000):
+                before, after, right = page.browser.run(measured, REASON, text)
+                assert after <= before
+                assert right <= width
+    finally:
+        page.browser.screenshot(WIDTH)
+        page.put("POST", "/admin/replicas/seoul-0/drain", {"drain": False})
 
 
 def _finished(page: Open) -> object:

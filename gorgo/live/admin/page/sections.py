@@ -65,7 +65,7 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
 )
-WIDTH = 3 + sum(len(columns) for _, columns in COLUMNS)
+WIDTH = 2 + sum(len(columns) for _, columns in COLUMNS)
 #: Names in the tooltip of a replica; one with adapters has hundreds.
 MODELS_SHOWN = 20
 #: Objects of a source that make no replica; `GET /admin/fleet` has more.
@@ -150,8 +150,8 @@ def _head() -> Html:
         for place, (name, meaning) in enumerate(columns)
     ]
     first = tag("th", "replica", scope="col", rowspan=2, class_="name")
-    both = (tag("th", name, scope="col", rowspan=2) for name in ("state", "reason"))
-    return tag("thead", tag("tr", first, *both, *groups, class_="groups"), tag("tr", *names))
+    state = tag("th", "state", scope="col", rowspan=2)
+    return tag("thead", tag("tr", first, state, *groups, class_="groups"), tag("tr", *names))
 
 
 def _region(name: str, rows: Sequence[ReplicaStatus], status: Snapshot) -> Html:
@@ -171,8 +171,16 @@ def _replica(row: ReplicaStatus) -> Html:
     cells = [
         tag("td", cell, class_="first" if place == 0 else None) for group in groups for place, cell in enumerate(group)
     ]
-    state, why = tag("td", _state(row), class_="state"), tag("td", row.condition.why, class_="reason")
-    return tag("tr", first, state, why, *cells, data_replica=row.view.name)
+    line = tag("tr", first, tag("td", _state(row), class_="state"), *cells, data_replica=row.view.name)
+    return joined([line, _reason(row)])
+
+
+def _reason(row: ReplicaStatus) -> Html | None:
+    """Return a line below the replica's: a text of any length, which must not widen a table of 20 columns."""
+    if row.condition.why is None:
+        return None
+    cell = tag("td", tag("p", row.condition.why), colspan=WIDTH, class_="reason")
+    return tag("tr", cell, data_reason=row.view.name)
 
 
 def _state(row: ReplicaStatus) -> Html:

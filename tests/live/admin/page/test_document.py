@@ -32,7 +32,7 @@ from gorgo.live.admin.page.document import (
     status_page,
 )
 from gorgo.live.admin.page.recent_stats import BINS, RECENT_S, RecentStats, quantile, recent_stats, ttft_series
-from gorgo.live.admin.page.sections import CANDIDATES_SHOWN, DecisionsSection
+from gorgo.live.admin.page.sections import CANDIDATES_SHOWN, WIDTH, DecisionsSection
 from gorgo.live.admin.page.snapshot import Alert, DecisionStatus, Snapshot
 from gorgo.live.control.state_file import Frozen
 from gorgo.live.telemetry.counters import ClientRow
@@ -160,19 +160,30 @@ def test_fleet_says_state_reason_and_figures_of_each_replica() -> None:
     assert [found["data-replica"] for _, found in shown.elements if "data-replica" in found] == ["us-0", "eu-0"]
 
 
-def test_column_reason_of_the_fleet_says_why_a_replica_is_not_ready() -> None:
+def test_reason_of_a_replica_that_is_not_ready_is_a_line_below_its_own() -> None:
     ill = view("eu-0", state="ejected", ejected_by="attempts", ejected_why="500: CUDA error", ejected_for_s=4.0)
     slow = view("eu-1", slow_start_for_s=4.2, slow_start_in_flight=23)
     fleet = parts_of(status(regions={"near": [row(view()), row(ill), row(slow)]}))["fleet"]
     head, *regions = str(fleet).split("<tbody")
     columns = re.findall(r'<th scope="col" rowspan="2"[^>]*>([^<]*)', head)
-    assert [column.strip() for column in columns] == ["replica", "state", "reason"]
-    rows = re.findall(r"<tr data-replica(.*?)</tr>", "".join(regions), re.DOTALL)
-    shown = [[cell.strip() for cell in re.findall(r"<td[^>]*>(.*?)</td>", one, re.DOTALL)] for one in rows]
-    assert [cells[columns.index("reason") - 1] for cells in shown] == [
-        "",
-        "requests to it failed (500: CUDA error); retried in 4 s",
-        "at most 23 requests for another 5 s",
+    assert [column.strip() for column in columns] == ["replica", "state"]
+    lines = re.findall(r"<tr[^>]* data-(replica|reason)=\"([^\"]*)\"[^>]*>(.*?)</tr>", "".join(regions), re.DOTALL)
+    assert [(what, name) for what, name, _ in lines] == [
+        ("replica", "us-0"),
+        ("replica", "eu-0"),
+        ("reason", "eu-0"),
+        ("replica", "eu-1"),
+        ("reason", "eu-1"),
+    ]
+    cells = [
+        re.fullmatch(r"\s*<td colspan=\"(\d+)\"[^>]*>(.*)</td>\s*", inner, re.DOTALL)
+        for what, _, inner in lines
+        if what == "reason"
+    ]
+    found = [(int(cell[1]), Reader(cell[2]).text.strip()) for cell in cells if cell]
+    assert found == [
+        (WIDTH, "requests to it failed (500: CUDA error); retried in 4 s"),
+        (WIDTH, "at most 23 requests for another 5 s"),
     ]
 
 
@@ -184,7 +195,7 @@ def test_rows_of_the_fleet_are_as_wide_as_its_head() -> None:
     )
     groups = sum(int(found["colspan"] or 0) for name, found in elements[:head] if found.get("scope") == "colgroup")
     cells = [name for name, _ in elements[head:] if name == "td"]
-    assert spans + groups == 1 + len(cells)
+    assert spans + groups == 1 + len(cells) == WIDTH
 
 
 def test_decision_has_every_candidate_with_its_terms_cheapest_first() -> None:
