@@ -322,9 +322,12 @@ class Parent:
         self._prepare_spare()
 
     def _on_leave(self, worker: _Worker) -> None:
-        """Let another one lead, and answer the worker in any case."""
+        """Let another one lead, and answer the worker in any case.
+
+        In a stop all workers have had the signal, read or not: the leader stays, and writes the last lines of the rest.
+        """
         worker.leaves = True
-        if worker.number == self.leader:
+        if worker.number == self.leader and (self._retired or not self._stopping):
             self._choose_leader()
         elif worker.channel is not None:
             worker.channel.write_frame(Frame(FrameKind.LEADER, PARENT, worker.number, 0, packed(self.leader)))

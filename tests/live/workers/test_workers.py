@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,8 +27,10 @@ from gorgo.live.workers.hub import (
     Frame,
     FrameKind,
     packed,
+    unpacked,
 )
 from gorgo.live.workers.link import WorkerLink, WorkerRow, WorkerStart, WorkerUnreachable
+from gorgo.live.workers.parent import Parent, _Worker
 from gorgo.live.workers.reports import RING_BYTES, SharedReports, reports_bytes
 from gorgo.live.workers.takeover import LATE, SERVES, announce, inherit, offered, pass_listeners, peer_of
 
@@ -225,6 +227,21 @@ async def test_a_worker_leads_from_when_its_parent_says_so() -> None:
         found = [other.leads]
         other.on_frame(Frame(FrameKind.LEADER, -2, 1, 0, packed(1)))
         assert [*found, other.leads, other.leads_now.is_set()] == [False, True, True]
+
+
+@pytest.mark.parametrize(("stopping", "retired", "leader"), [(False, False, 1), (True, False, 0), (True, True, 1)])
+async def test_the_leader_stays_in_a_stop_that_all_have_been_told_of(
+    stopping: bool, retired: bool, leader: int
+) -> None:
+    found, ours, theirs, _ = await channels()
+    parent = Parent(cast(Any, None), cast(Any, None), _stopping=stopping, _retired=retired)
+    parent.workers = [_Worker(number, cast(Any, object()), ours, "ready") for number in range(2)]
+    parent._on_frame(parent.workers[0], Frame(FrameKind.LEAVE, 0, -1, 0, packed(None)))
+    await until(lambda: found)
+    assert parent.leader == leader
+    assert {(frame.kind, unpacked(frame.content)) for frame in found} == {(FrameKind.LEADER, leader)}
+    ours.close()
+    theirs.close()
 
 
 # Counts in memory.
