@@ -470,12 +470,11 @@ class AdmissionController:
             return None
         if self.needs_drain:
             return now
-        due = [
-            at
-            for replica in self._fleet.replicas.values()
-            if (at := self.saturation.free_at_s(replica, now=now)) is not None
-        ]
-        if self._limits.queue_enabled and len(self._saturated(now)) < len(self._fleet.replicas):
+        saturation, busy = self.saturation, self.saturation.busy(now=now)
+        due = [at for replica in busy if (at := saturation.free_at_s(replica, now=now)) is not None]
+        if self._limits.queue_enabled and (
+            len(busy) < len(self._fleet.replicas) or any(saturation.has_capacity(replica, now=now) for replica in busy)
+        ):
             due.append(self._drained_s + REEVALUATE_S)
         shed_s = self._shed_timers.next_s()
         if shed_s is not None:
@@ -613,8 +612,9 @@ class AdmissionController:
         """Return the saturated replicas; empty if queueing is off."""
         if not self._limits.queue_enabled:
             return set()
+        saturation = self.saturation
         return {
-            name for name, replica in self._fleet.replicas.items() if not self.saturation.has_capacity(replica, now=now)
+            replica.spec.name for replica in saturation.busy(now=now) if not saturation.has_capacity(replica, now=now)
         }
 
     def _deadline_s(self, request: RouteRequest) -> float | None:

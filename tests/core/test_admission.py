@@ -342,6 +342,25 @@ def test_a_replica_whose_first_token_is_late_is_closed_by_its_queue_and_its_dela
         assert router.next_timer() == 90.0, "no time opens it, a first token or an end does"
 
 
+@given(st.lists(st.tuples(st.integers(1, 900), st.floats(0.0, 0.4), st.booleans()), min_size=20, max_size=60))
+def test_a_replica_that_is_not_looked_at_has_capacity_and_nothing_of_it_becomes_due(
+    steps: list[tuple[int, float, bool]],
+) -> None:
+    router, now, unfinished = at_hand(*[f"replica-{number}" for number in range(12)]), 0.0, list[str]()
+    saturation, replicas = router._admission.saturation, router._fleet.replicas.values()
+    for number, (tokens, pause_s, ends) in enumerate(steps):
+        action = submitted(router, asked(f"r{number}", tokens, now=now), now=now)[-1]
+        if isinstance(action, Dispatch):
+            unfinished.append(action.attempt_id)
+        now += pause_s
+        if ends and unfinished:
+            router.on_first_token(unfinished[0], now=now)
+            router.on_finish(unfinished.pop(0), COMPLETED, now=now)
+        others = set(replicas) - set(saturation.busy(now=now))
+        assert all(saturation.has_capacity(each, now=now) for each in others)
+        assert not any(saturation.free_at_s(each, now=now) for each in others)
+
+
 def test_a_replica_far_away_opens_half_a_round_trip_before_its_queue_is_at_the_limit() -> None:
     """One second of prefill from 0.1 on: at 0.8 the rest of it is 300 ms, of which 100 pass on the way."""
     router = at_hand("a")

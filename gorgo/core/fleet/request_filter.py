@@ -19,7 +19,7 @@ not count. The pauses apply in this order, each to what the one before it has le
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 from math import inf
 
@@ -31,6 +31,7 @@ from gorgo.core.latency.prefill import STUCK_AFTER_S
 from gorgo.core.limits import OverloadLimits
 from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.numeric import FEW
 
 #: Proven refusals after which a replica gets no request of a kind, and for how long, s.
 REFUSALS_OF_A_KIND = 3
@@ -502,6 +503,23 @@ class SaturationDetector:
         self.limits = limits
         #: Since when the first of the requests queued at the router has been; infinite if none is.
         self.queued_since_s = inf
+
+    def busy(self, *, now: float) -> Collection[Replica]:
+        """Return the replicas that may be saturated: of many those that the columns do not show to be idle.
+
+        Every event asks while a request is queued. An idle one has capacity, and nothing of it becomes due.
+        """
+        fleet, limits = self._fleet, self.limits
+        replicas = fleet.replicas.values()
+        if len(replicas) <= FEW or fleet.peers is not None or limits.slo_e2e_s is not None:
+            return replicas
+        columns, most = fleet.columns, limits.max_concurrency_per_replica
+        busy = columns.queued_prefill_tokens > 0.0
+        busy |= columns.drained_at_s > now + limits.max_backlog_s
+        # Unknown is NaN, and no comparison with it is true.
+        busy |= columns.in_flight_requests >= (columns.max_running_requests if most is None else most)
+        is_busy = busy.tolist()
+        return [replica for replica in replicas if is_busy[replica.slot]]
 
     def has_capacity(self, replica: Replica, *, now: float) -> bool:
         """Return whether a request may be dispatched there now."""

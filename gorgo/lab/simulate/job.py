@@ -98,22 +98,32 @@ def run_digest(
 
 
 def _digest(value: object) -> str:
-    return blake2b(json.dumps(_plain(value)).encode(), digest_size=8).hexdigest()
+    return blake2b(json.dumps(_plain(value, {})).encode(), digest_size=8).hexdigest()
 
 
-def _plain(value: object) -> object:
-    """Return records as values of JSON, the same in every process."""
-    if is_dataclass(value):
-        given = [(one, getattr(value, one.name)) for one in fields(value)]
-        return {one.name: _plain(found) for one, found in given if not (one.metadata == LATER and found == one.default)}
-    if isinstance(value, Mapping):
-        return sorted([f"{key}", _plain(inner)] for key, inner in value.items())
-    if isinstance(value, Set):
-        return sorted(map(str, value))
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+def _plain(value: object, made: dict[int, object]) -> object:
+    """Return records as values of JSON, the same in every process; `made` has those of records met before.
+
+    A fleet has few engines and links, each in many replicas.
+    """
     if value is None or isinstance(value, str | int | float):
         return value
+    if is_dataclass(value):
+        plain = made.get(id(value))
+        if plain is None:
+            given = [(one, getattr(value, one.name)) for one in fields(value)]
+            plain = made[id(value)] = {
+                one.name: found if found is None or isinstance(found, str | int | float) else _plain(found, made)
+                for one, found in given
+                if not (one.metadata == LATER and found == one.default)
+            }
+        return plain
+    if isinstance(value, list | tuple):
+        return [_plain(inner, made) for inner in value]
+    if isinstance(value, Mapping):
+        return sorted([f"{key}", _plain(inner, made)] for key, inner in value.items())
+    if isinstance(value, Set):
+        return sorted(map(str, value))
     raise TypeError(f"{type(value).__name__} has no digest; expected records, texts and numbers")
 
 

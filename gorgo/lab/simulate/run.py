@@ -153,11 +153,14 @@ def _training(policy: Policy, shadow: Policy | None, seed: int) -> Iterator[Cont
 
 
 def _limits(job: SimJob, block_tokens: int, *, samples: bool) -> RouterLimits | None:
-    """Return the Router's bounds. Samples are for controllers: the run has records of its own."""
+    """Return the Router's bounds. Samples and decisions are for controllers: the run has records of its own.
+
+    A decision has a cell per candidate and term: a thousand of 512 replicas are 30 MB, which no cache holds.
+    """
     if job.limits is None:
         return None
     limits = replace(job.limits, block_tokens=float(block_tokens))
-    return limits if samples else replace(limits, max_samples=0)
+    return limits if samples else replace(limits, max_samples=0, max_decisions=0)
 
 
 def _feed(job: SimJob) -> Sequence[SimRequest]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -20,6 +21,7 @@ from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.errors import ConfigError, TraceError, UnknownPolicy
 from gorgo.lab.replay.summary import ReplayRecord
 from gorgo.lab.results import ResultRow, Spread
+from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.routers.group import RouterGroup
 from gorgo.lab.simulate import SimJob, SimulateOptions, jobs_of, run_once, simulate_command
 from gorgo.lab.simulate.compare import ratio_of_rows, ttft_ms_p95
@@ -224,6 +226,13 @@ def test_a_trace_that_changes_under_its_name_has_another_digest(tmp_path: Path) 
     before = setting_of(job(trace=trace))
     write_trace(tmp_path / "own.jsonl", [100, 2000])
     assert setting_of(job(trace=trace)) not in (before, None)
+
+
+def test_a_fleet_of_one_engine_has_the_digest_of_one_with_copies_of_it() -> None:
+    first = three_regions().replicas[0]
+    alike = [replace(first, spec=replace(first.spec, name=f"{number}")) for number in range(3)]
+    copies = [deepcopy(each) for each in alike]
+    assert setting_of(job(fleet=SimFleet(alike))) == setting_of(job(fleet=SimFleet(copies)))
 
 
 def test_a_feed_in_memory_has_no_digest() -> None:
