@@ -348,8 +348,9 @@ class Dispatcher:
             state.first_dispatched_s = now
         cached_tokens = int(evaluation.matched.item(replica.slot))
         network = NetworkEstimate.of(self._fleet.columns, request, replica, cached_tokens, now=now)
+        uncached_tokens = request.prompt_tokens - cached_tokens
         decision = self._make_decision(
-            state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, now), now
+            state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, uncached_tokens, now), now
         )
         attempt = self._reserve(state, replica, decision, network, now)
         if self._feeds.reported:
@@ -427,17 +428,25 @@ class Dispatcher:
         return evaluation.next_best(self._fallbacks, self._fleet.all_loads(now=now).in_flight_requests)
 
     def _estimate_ttft(
-        self, state: RequestState, replica: Replica, network: NetworkEstimate, now: float
+        self, state: RequestState, replica: Replica, network: NetworkEstimate, uncached_tokens: int, now: float
     ) -> TtftEstimate:
         """Predict the parts of the TTFT before the reservation adds the request to the prefill queue."""
         first_s = state.first_dispatched_s
         assert first_s is not None, "it is being dispatched"
         others_s, queue = self._fleet.others_prefill_s(replica.slot), replica.prefill_queue
+        memory_s = replica.kv_wait_s(uncached_tokens)
         return TtftEstimate(
             first_s - state.request.received_s,
             now - first_s,
             network.arrives_s - now + network.one_way_s if network.rtt_s == network.rtt_s else None,
-            expected_queue_s(queue, others_s, arrives_s=network.arrives_s, one_way_s=network.one_way_s, now=now),
+            expected_queue_s(
+                queue,
+                others_s,
+                arrives_s=network.arrives_s,
+                one_way_s=network.one_way_s,
+                now=now,
+                memory_s=memory_s,
+            ),
             network.prior_s * queue.speed.factor,
         )
 

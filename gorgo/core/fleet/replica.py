@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.backoff import backoff_s
 from gorgo.core.latency.decode import ConcurrencyLimit, DecodeTimes, TokenGap
+from gorgo.core.latency.kv_pool import KvDemand
 from gorgo.core.latency.prefill import PrefillPrior, PrefillQueue, ReportedSpeed
 from gorgo.core.latency.ttft import (
     INITIAL_WINDOW_BYTES,
@@ -342,6 +343,8 @@ _EMPTY: Mapping[str, float] = {
     "prefill_share": 0.0,
     "prefill_share_s": 0.0,
     "cache_fill": 0.0,
+    "kv_free_tokens": inf,
+    "kv_token_s": 0.0,
     "connect_round_trips": 1.0,
     "pace_bytes": inf,
     "burst_bytes": inf,
@@ -421,6 +424,10 @@ class Columns:
     prefill_share_s: Floats
     #: Share of the KV capacity that cached blocks take (`core.dispatch.prefix_updates`). 0 where it is unknown.
     cache_fill: Floats
+    #: Tokens of the KV pool that nothing in flight takes, negative where requests wait for memory, and how long one of
+    #: them takes to become free, s (`core.latency.kv_pool`). Infinite and 0 where nobody waits.
+    kv_free_tokens: Floats
+    kv_token_s: Floats
     #: Connection of the next request: TCP windows (`core.latency.ttft`; 0 where none is open, NaN where not reported),
     #: time of the last send, and round trips to open a new connection.
     cwnd_bytes: Floats
@@ -620,6 +627,8 @@ class Replica:
     reported_speed: ReportedSpeed
     #: Most requests in flight if answers are to end in time.
     concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)
+    #: What requests in flight take of its KV pool.
+    kv_demand: KvDemand = field(default_factory=KvDemand)
     #: Requests that decode and their time per output token; `None` while nothing counts them.
     token_gap: TokenGap | None = None
     #: Times between the tokens of its streams, for operators.
@@ -728,6 +737,23 @@ class Replica:
             self.reported_speed = ReportedSpeed(prior)
             self._publish_prior()
             self.prefill_queue.reset_speed()
+
+    def free_kv_tokens(self, block_tokens: float) -> float:
+        """Return the tokens of the KV pool that are left for one more prompt, and write them to their cell."""
+        slot, columns, demand = self.slot, self.columns, self.kv_demand
+        if slot < 0:
+            return inf
+        capacity_tokens = columns.kv_capacity_tokens.item(slot)
+        free_tokens = demand.free_tokens(capacity_tokens, block_tokens)
+        token_s = 0.0 if free_tokens == inf else demand.hold_s / capacity_tokens
+        columns.kv_token_s[slot] = token_s
+        columns.kv_free_tokens[slot] = free_tokens if token_s > 0.0 else inf
+        return free_tokens
+
+    def kv_wait_s(self, prompt_tokens: float) -> float:
+        """Return how long a request with so many uncached tokens waits for memory if it is dispatched now, s."""
+        short_tokens = prompt_tokens - self.columns.kv_free_tokens.item(self.slot)
+        return short_tokens * self.columns.kv_token_s.item(self.slot) if short_tokens > 0.0 else 0.0
 
     def learn_gap(self, spent_s: float, *, tokens: int, mark: float) -> None:
         """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""

@@ -124,6 +124,8 @@ class Candidates:
     prefill_token_s = _column("prefill_token_s")
     prefill_kappa_s = _column("prefill_kappa_s")
     cache_fill = _column("cache_fill")
+    kv_free_tokens = _column("kv_free_tokens")
+    kv_token_s = _column("kv_token_s")
     cwnd_bytes = _column("cwnd_bytes")
     rwnd_bytes = _column("rwnd_bytes")
     sent_s = _column("sent_s")
