@@ -30,7 +30,6 @@ COUNTS = (
     "prefill_share_s",
     "connect_round_trips",
     "cache_fill",
-    "kv_token_s",
 )
 
 

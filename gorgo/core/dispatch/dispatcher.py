@@ -322,6 +322,7 @@ class Dispatcher:
             now=now,
             shared=shared,
             found_share=self._updater.found_share,
+            memory_of_slots_s=self._memory_waits_s(request, matched) if self._fleet.crowded else None,
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
         shadowed = None if self._shadow is None else self._shadow.choose(request, candidates)
@@ -424,6 +425,17 @@ class Dispatcher:
         chances = choice_chances(chosen.choice, in_flight)
         return None if chances is None else (1.0 - explores) * float(chances[row]) + explores / len(chances)
 
+    def _memory_waits_s(self, request: RouteRequest, matched: Floats) -> Floats | None:
+        """Return how long the request would wait for KV memory, per slot; `None` if nowhere."""
+        waits_s: Floats | None = None
+        for replica in self._fleet.crowded:
+            wait_s = replica.kv_wait_s(request, request.prompt_tokens - matched.item(replica.slot))
+            if wait_s > 0.0:
+                if waits_s is None:
+                    waits_s = np.zeros(len(matched))
+                waits_s[replica.slot] = wait_s
+        return waits_s
+
     def _next_best(self, evaluation: Evaluation, now: float) -> tuple[str, ...]:
         return evaluation.next_best(self._fallbacks, self._fleet.all_loads(now=now).in_flight_requests)
 
@@ -434,7 +446,7 @@ class Dispatcher:
         first_s = state.first_dispatched_s
         assert first_s is not None, "it is being dispatched"
         others_s, queue = self._fleet.others_prefill_s(replica.slot), replica.prefill_queue
-        memory_s = replica.kv_wait_s(uncached_tokens)
+        memory_s = replica.kv_wait_s(state.request, uncached_tokens)
         return TtftEstimate(
             first_s - state.request.received_s,
             now - first_s,

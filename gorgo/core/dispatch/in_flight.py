@@ -309,9 +309,9 @@ class InFlightTable:
         attempt.state.open_attempts.append(attempt)
         replica, request = attempt.replica, attempt.request
         self._fleet.reserve(replica, request.prompt_tokens)
-        attempt.waits_for_memory = attempt.uncached_tokens > replica.free_kv_tokens(request.block_tokens)
-        replica.kv_demand.add(attempt.attempt_id, request)
-        replica.free_kv_tokens(request.block_tokens)
+        attempt.waits_for_memory = replica.short_kv_tokens(request) > 0.0
+        replica.kv_demand.add(attempt.attempt_id, request, attempt.uncached_tokens)
+        replica.on_kv_demand()
         if self._progress is not None:
             self._progress.on_dispatched(replica, attempt.uncached_tokens)
         if request.slo_tpot_s is not None:
@@ -344,6 +344,7 @@ class InFlightTable:
         replica, request = attempt.replica, attempt.request
         uncached_tokens = attempt.uncached_tokens
         self._fleet.release_prefill(replica, request.prompt_tokens)
+        replica.kv_demand.on_first_token(attempt_id)
         if self._progress is not None:
             attempt.decode_mark = self._progress.on_first_token(replica, uncached_tokens, now=now)
         replica.reported_speed.on_request(uncached_tokens, attempt.prior_s)
@@ -410,7 +411,7 @@ class InFlightTable:
             self._progress.on_end(replica, attempt.uncached_tokens, attempt.first_token_s, now=now)
         self._fleet.release(replica, tokens)
         replica.kv_demand.remove(attempt_id)
-        replica.free_kv_tokens(attempt.request.block_tokens)
+        replica.on_kv_demand()
         if attempt.request.slo_tpot_s is not None:
             replica.remove_tpot_objective(attempt.request.slo_tpot_s)
         replica.concurrency.on_left(now=now)

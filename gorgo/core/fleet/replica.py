@@ -36,7 +36,7 @@ from gorgo.core.latency.ttft import (
     round_trips_of_one,
 )
 from gorgo.core.limits import OutlierLimits
-from gorgo.core.messages.request import EngineSample, OpenConnection
+from gorgo.core.messages.request import EngineSample, OpenConnection, RouteRequest
 from gorgo.core.numeric import Floats
 
 # Outlier detection for one replica: when it is ejected, for how long, and what readmits it.
@@ -343,8 +343,6 @@ _EMPTY: Mapping[str, float] = {
     "prefill_share": 0.0,
     "prefill_share_s": 0.0,
     "cache_fill": 0.0,
-    "kv_free_tokens": inf,
-    "kv_token_s": 0.0,
     "connect_round_trips": 1.0,
     "pace_bytes": inf,
     "burst_bytes": inf,
@@ -424,10 +422,6 @@ class Columns:
     prefill_share_s: Floats
     #: Share of the KV capacity that cached blocks take (`core.dispatch.prefix_updates`). 0 where it is unknown.
     cache_fill: Floats
-    #: Tokens of the KV pool that nothing in flight takes, negative where requests wait for memory, and how long one of
-    #: them takes to become free, s (`core.latency.kv_pool`). Infinite and 0 where nobody waits.
-    kv_free_tokens: Floats
-    kv_token_s: Floats
     #: Connection of the next request: TCP windows (`core.latency.ttft`; 0 where none is open, NaN where not reported),
     #: time of the last send, and round trips to open a new connection.
     cwnd_bytes: Floats
@@ -638,6 +632,8 @@ class Replica:
     slow: dict[Replica, None] = field(default_factory=dict)
     #: Replicas of the fleet that do several prefills at once.
     parallel: dict[Replica, None] = field(default_factory=dict)
+    #: Replicas of the fleet whose KV pools are taken by half or more.
+    crowded: dict[Replica, None] = field(default_factory=dict)
     #: Models that the engine itself lists; empty while unknown.
     listed_models: tuple[str, ...] = ()
     #: Longest prompt with its answer, by model that the engine lists; a model of unknown context is not there.
@@ -738,22 +734,22 @@ class Replica:
             self._publish_prior()
             self.prefill_queue.reset_speed()
 
-    def free_kv_tokens(self, block_tokens: float) -> float:
-        """Return the tokens of the KV pool that are left for one more prompt, and write them to their cell."""
-        slot, columns, demand = self.slot, self.columns, self.kv_demand
-        if slot < 0:
-            return inf
-        capacity_tokens = columns.kv_capacity_tokens.item(slot)
-        free_tokens = demand.free_tokens(capacity_tokens, block_tokens)
-        token_s = 0.0 if free_tokens == inf else demand.hold_s / capacity_tokens
-        columns.kv_token_s[slot] = token_s
-        columns.kv_free_tokens[slot] = free_tokens if token_s > 0.0 else inf
-        return free_tokens
+    def short_kv_tokens(self, request: RouteRequest) -> float:
+        """Return the tokens of KV memory that others have to free before a request may run; 0 where it fits."""
+        return self.kv_demand.short_tokens(request, self.columns.kv_capacity_tokens.item(self.slot))
 
-    def kv_wait_s(self, prompt_tokens: float) -> float:
-        """Return how long a request with so many uncached tokens waits for memory if it is dispatched now, s."""
-        short_tokens = prompt_tokens - self.columns.kv_free_tokens.item(self.slot)
-        return short_tokens * self.columns.kv_token_s.item(self.slot) if short_tokens > 0.0 else 0.0
+    def kv_wait_s(self, request: RouteRequest | None, uncached_tokens: float = 0.0) -> float:
+        """Return how long a request dispatched now waits for KV memory, or the last one there, s."""
+        if self not in self.crowded:
+            return 0.0
+        return self.kv_demand.wait_s(request, uncached_tokens, self.columns.kv_capacity_tokens.item(self.slot))
+
+    def on_kv_demand(self) -> None:
+        """Record whether its KV pool is crowded, after each change of what is in flight."""
+        if self.slot >= 0 and self.kv_demand.is_crowded(self.columns.kv_capacity_tokens.item(self.slot)):
+            self.crowded[self] = None
+        elif self.crowded:
+            self.crowded.pop(self, None)
 
     def learn_gap(self, spent_s: float, *, tokens: int, mark: float) -> None:
         """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, nan
+from math import nan
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,6 @@ from gorgo.core.latency.kv_pool import KvDemand
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
 from tests.core.routers import a_request, blocks_of, dispatched, make_router, submitted, timed
-
-BLOCK = 64
 
 
 def small_pool(tokens: int = 2000) -> Router:
@@ -38,7 +36,7 @@ def view(router: Router, *, now: float) -> ReplicaSnapshot:
 
 
 def test_a_first_token_that_waited_for_memory_teaches_no_prefill_speed() -> None:
-    """The pool has two prompts of three: the third waits ten seconds for the first answer's end, and not for a prefill."""
+    """The pool has two prompts of three: the third waits ten seconds for an answer to end, and not for a prefill."""
     router = small_pool()
     first, second, third = (send(router, name, now=0.0) for name in ("first", "second", "third"))
     router.on_first_token(first, now=1.0)
@@ -58,7 +56,7 @@ def test_a_first_token_in_a_pool_that_has_room_teaches_it() -> None:
 
 
 def test_the_wait_for_memory_is_predicted_by_how_long_answers_held_theirs() -> None:
-    """Of 2,000 tokens two prompts of 900 and three usual answers of 100 leave -100. One of 900 lacks 1,000, half a pool.
+    """Three prompts of 900 tokens with answers of 100 are half a pool more than there is.
 
     An answer held its tokens for 0.9 s of prefill and 9.1 s after it, so that half a pool is free after 5 s. The
     prefills of the two before it take 1.8 s more.
@@ -88,38 +86,57 @@ def test_nobody_waits_for_memory_while_everything_fits() -> None:
 
 def test_a_pool_of_unknown_size_is_never_short() -> None:
     demand = KvDemand()
-    demand.add("r", a_request("r", prompt_tokens=1000))
-    assert demand.free_tokens(nan, BLOCK) == inf
+    request = a_request("r", prompt_tokens=1000)
+    demand.add("r", request, 1000)
+    assert not demand.is_crowded(nan)
+    assert demand.short_tokens(request, nan) == 0.0
 
 
 def test_a_shared_prefix_is_in_the_pool_once() -> None:
+    """Of two prompts of four blocks with three in common five are there, and a third prompt adds its own block."""
     demand = KvDemand()
-    for name, own in (("one", 7), ("two", 8)):
-        demand.add(name, a_request(name, prompt_tokens=4 * BLOCK, blocks=blocks_of(1, 2, 3, own)))
-    assert demand.tokens(BLOCK) == 5 * BLOCK
+    one, two, three = (a_request(str(n), prompt_tokens=256, blocks=blocks_of(1, 2, 3, n)) for n in (7, 8, 9))
+    demand.add("one", one, 256)
+    demand.add("two", two, 64)
+    assert demand.short_tokens(None, 64) == 4 * 64
+    assert demand.short_tokens(three, 64) == 5 * 64
     demand.remove("one")
-    assert demand.tokens(BLOCK) == 4 * BLOCK
+    assert demand.short_tokens(None, 64) == 3 * 64
+
+
+def test_those_that_run_are_not_waited_for_beyond_what_waits() -> None:
+    """An engine that lets more run than the pool should hold makes a request wait for what is in line alone."""
+    demand = KvDemand()
+    demand.learn(10.0, prompt_tokens=1000, output_tokens=0)
+    for name in ("one", "two"):
+        demand.add(name, a_request(name, prompt_tokens=1000), 1000)
+    late = a_request("late", prompt_tokens=100)
+    assert demand.wait_s(late, 100, 1000) == pytest.approx(10.0 * 1.1)
+    demand.on_first_token("one")
+    demand.on_first_token("two")
+    assert demand.wait_s(late, 100, 1000) == pytest.approx(10.0 * 0.1)
 
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=8)
 
 
-@given(PROMPTS, st.sets(st.integers(0, 7)))
-def test_distinct_tokens_are_those_of_a_set(prompts: list[list[int]], gone: set[int]) -> None:
-    """Whether they are counted from the first prompt on, or all at once."""
+@given(PROMPTS, st.sets(st.integers(0, 7)), st.lists(st.integers(0, 2), max_size=4))
+def test_distinct_tokens_are_those_of_a_set(prompts: list[list[int]], gone: set[int], asked: list[int]) -> None:
+    """Whether blocks are counted from the second prompt on, or all at once."""
     early, late = KvDemand(), KvDemand()
-    early.tokens(BLOCK)
-    there: dict[int, list[bytes]] = {}
+    there: dict[int, bytes] = {}
     for number, words in enumerate(prompts):
-        blocks = blocks_of(*words)
-        request = a_request(str(number), prompt_tokens=BLOCK * len(words) + 5, blocks=blocks)
-        early.add(str(number), request)
-        late.add(str(number), request)
-        there[number] = [blocks[at : at + 8] for at in range(0, len(blocks), 8)]
+        request = a_request(str(number), prompt_tokens=64 * len(words) + 5, blocks=blocks_of(*words))
+        early.add(str(number), request, 0.0)
+        late.add(str(number), request, 0.0)
+        assert early.short_tokens(None, 0.0) > 0.0
+        there[number] = request.blocks
     for number in gone:
         early.remove(str(number))
         late.remove(str(number))
         there.pop(number, None)
-    distinct = {block for blocks in there.values() for block in blocks}
-    assert early.tokens(BLOCK) == late.tokens(BLOCK) == BLOCK * len(distinct) + 5 * len(there)
+    more = a_request("more", prompt_tokens=64 * len(asked) + 5, blocks=blocks_of(*asked))
+    distinct = {blocks[at : at + 8] for blocks in [*there.values(), more.blocks] for at in range(0, len(blocks), 8)}
+    expected = 64 * len(distinct) + 5 * (len(there) + 1) if there else 0.0
+    assert early.short_tokens(more, 0.0) == late.short_tokens(more, 0.0) == expected
     early.check()
