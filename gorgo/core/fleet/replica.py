@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.backoff import backoff_s
+from gorgo.core.fleet.kv_demand import KvDemand
 from gorgo.core.latency.decode import ConcurrencyLimit, DecodeTimes, TokenGap
-from gorgo.core.latency.kv_pool import KvDemand
 from gorgo.core.latency.prefill import PrefillPrior, PrefillQueue, ReportedSpeed
 from gorgo.core.latency.ttft import (
     INITIAL_WINDOW_BYTES,

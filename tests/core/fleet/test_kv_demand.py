@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gorgo.core.fleet.kv_demand import KvDemand
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
-from gorgo.core.latency.kv_pool import KvDemand
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
 from tests.core.routers import a_request, blocks_of, dispatched, make_router, submitted, timed
