@@ -322,7 +322,7 @@ class Dispatcher:
             now=now,
             shared=shared,
             found_share=self._updater.found_share,
-            memory_of_slots_s=self._memory_waits_s(request, matched) if self._fleet.crowded else None,
+            memory_of_slots_s=self._memory_waits_s(request, matched) if self._fleet.contended else None,
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
         shadowed = None if self._shadow is None else self._shadow.choose(request, candidates)
@@ -428,7 +428,7 @@ class Dispatcher:
     def _memory_waits_s(self, request: RouteRequest, matched: Floats) -> Floats | None:
         """Return how long the request would wait for KV memory, per slot; `None` if nowhere."""
         waits_s: Floats | None = None
-        for replica in self._fleet.crowded:
+        for replica in self._fleet.contended:
             wait_s = replica.kv_wait_s(request, request.prompt_tokens - matched.item(replica.slot))
             if wait_s > 0.0:
                 if waits_s is None:

@@ -475,7 +475,7 @@ class RequestLifecycle:
                 spent_s = now - attempt.first_token_s
                 replica.decode_times.on_stream(spent_s, tokens=outcome.output_tokens, itl_s_p95=outcome.itl_s_p95)
                 if outcome.output_tokens:
-                    replica.kv_demand.learn(
+                    replica.kv_demand.on_answer(
                         attempt.decision.estimate.prefill_s + spent_s,
                         prompt_tokens=attempt.uncached_tokens,
                         output_tokens=outcome.output_tokens,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.fleet.kv_demand import KvDemand
+from gorgo.core.fleet.replica import KvDemand
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
@@ -88,7 +88,7 @@ def test_a_pool_of_unknown_size_is_never_short() -> None:
     demand = KvDemand()
     request = a_request("r", prompt_tokens=1000)
     demand.add("r", request, 1000)
-    assert not demand.is_crowded(nan)
+    assert not demand.is_contended(nan)
     assert demand.short_tokens(request, nan) == 0.0
 
 
@@ -107,7 +107,7 @@ def test_a_shared_prefix_is_in_the_pool_once() -> None:
 def test_those_that_run_are_not_waited_for_beyond_what_waits() -> None:
     """An engine that lets more run than the pool should hold makes a request wait for what is in line alone."""
     demand = KvDemand()
-    demand.learn(10.0, prompt_tokens=1000, output_tokens=0)
+    demand.on_answer(10.0, prompt_tokens=1000, output_tokens=0)
     for name in ("one", "two"):
         demand.add(name, a_request(name, prompt_tokens=1000), 1000)
     late = a_request("late", prompt_tokens=100)
