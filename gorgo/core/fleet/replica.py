@@ -601,8 +601,8 @@ class KvDemand:
         "_answers",
         "_blocks",
         "_counts",
-        "_held",
-        "_held_s",
+        "_occupied",
+        "_occupied_s",
         "_output",
         "_prompt_tokens",
         "_requests",
@@ -618,7 +618,7 @@ class KvDemand:
         self._blocks = 0
         self._counts: dict[bytes, int] | None = None
         #: Decayed sums over answers: count, output tokens, tokens held, and these times how long.
-        self._answers = self._output = self._held = self._held_s = 0.0
+        self._answers = self._output = self._occupied = self._occupied_s = 0.0
 
     def add(self, key: str, request: RouteRequest, uncached_tokens: float) -> None:
         """Count a dispatched request."""
@@ -646,13 +646,13 @@ class KvDemand:
         elif self._counts is not None:
             _uncount(self._counts, request.blocks)
 
-    def on_answer(self, held_s: float, *, prompt_tokens: float, output_tokens: int) -> None:
+    def on_answer(self, occupied_s: float, *, prompt_tokens: float, output_tokens: int) -> None:
         """Record a whole answer: so many tokens of its own prompt, and its answer, were held for so long."""
         left, tokens = 1.0 - 1.0 / MEMORY, prompt_tokens + output_tokens
         self._answers = self._answers * left + 1.0
         self._output = self._output * left + output_tokens
-        self._held = self._held * left + tokens
-        self._held_s = self._held_s * left + tokens * held_s
+        self._occupied = self._occupied * left + tokens
+        self._occupied_s = self._occupied_s * left + tokens * occupied_s
 
     @property
     def output_tokens(self) -> float:
@@ -680,12 +680,12 @@ class KvDemand:
     def wait_s(self, request: RouteRequest | None, uncached_tokens: float, capacity_tokens: float) -> float:
         """Return how long that takes, s; 0 before the first answer."""
         short = self.short_tokens(request, capacity_tokens)
-        if not short or not self._held:
+        if not short or not self._occupied:
             return 0.0
         # Those that run have their memory.
         in_line = len(self._waiting) + (request is not None)
         waiting = sum(self._waiting.values()) + uncached_tokens + self.output_tokens * in_line
-        return min(short, waiting) / capacity_tokens * (self._held_s / self._held)
+        return min(short, waiting) / capacity_tokens * (self._occupied_s / self._occupied)
 
     def _shared_blocks(self, request: RouteRequest | None) -> int:
         """Return how many blocks are there for more than one prompt, each as often as it need not be there again."""
