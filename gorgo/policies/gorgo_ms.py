@@ -313,6 +313,7 @@ def _times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float]
     network = _network_s(candidates, body_bytes, rtt_s)
     work: list[float] = []
     prefill: list[float] = []
+    memory = candidates.memory_s
     late_since_s = now - STUCK_AFTER_S
     rows = zip(
         rtt_s,
@@ -325,12 +326,18 @@ def _times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float]
         table.prefill_token_s.tolist(),
         table.prefill_kappa_s.tolist(),
         candidates.cached_tokens.tolist(),
+        [0.0] * len(rtt_s) if memory is None else memory.tolist(),
         strict=True,
     )
-    for rtt, network_s, drained_at_s, due_s, waiting_s, slowdown, base_s, token_s, kappa_s, cached in rows:
+    for rtt, network_s, drained_at_s, due_s, waiting_s, slowdown, base_s, token_s, kappa_s, cached, memory_s in rows:
         one_way_s = rtt * 0.5
         work_s = drained_at_s - now - (network_s - one_way_s)
-        if due_s < late_since_s and (late_s := late_since_s - due_s - one_way_s) > 0.0:
+        if memory_s > 0.0:
+            begins_s = drained_at_s if drained_at_s > now else now
+            work_s = begins_s + memory_s - now - (network_s - one_way_s)
+            if not work_s > 0.0:
+                work_s = 0.0
+        elif due_s < late_since_s and (late_s := late_since_s - due_s - one_way_s) > 0.0:
             work_s = waiting_s + late_s
         elif not work_s > 0.0:
             work_s = 0.0
@@ -399,14 +406,21 @@ def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floa
 
 
 def _work_s(candidates: Candidates, outbound_s: Floats, one_way_s: Floats) -> Floats:
-    """W: work left when this request gets there; on a stuck engine all that waits and how late it is."""
+    """W: work left when this request gets there; on a stuck engine all that waits and how late it is.
+
+    Where it waits for KV memory, that time and the work, which begins then.
+    """
     table, now = candidates.table, candidates.now
     work_s: Floats = np.maximum(table.drained_at_s - now - outbound_s, _NONE)
     due_s, late_since_s = table.head_due_s, now - STUCK_AFTER_S
-    if due_s.item(due_s.argmin()) >= late_since_s:  # no first token is due yet
+    if due_s.item(due_s.argmin()) < late_since_s:  # a first token is due
+        late_s = late_since_s - due_s - one_way_s
+        work_s = np.where(late_s > 0.0, table.waiting_prefill_s + late_s, work_s)
+    memory_s = candidates.memory_s
+    if memory_s is None:
         return work_s
-    late_s = late_since_s - due_s - one_way_s
-    return np.where(late_s > 0.0, table.waiting_prefill_s + late_s, work_s)
+    waits_s = np.maximum(table.drained_at_s, now) + memory_s - now - outbound_s
+    return np.where(memory_s > 0.0, np.maximum(waits_s, _NONE), work_s)
 
 
 def _prefill_s(candidates: Candidates) -> Floats:

@@ -613,6 +613,7 @@ FIGURES: Mapping[str, Figure] = {
 #: code measured or, where it was not written down, that which brought the figure. Pages name none.
 NOT_STORED: Mapping[str, NotStored] = {
     "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
+    "perturbed-memory": NotStored("two versions, and settings of other seeds, in a script", "7ee1b42"),
     "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),
     "scaling-warmed": NotStored("three hours in the place of the day, in a script", "64c45f0"),
     "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775"),

@@ -259,6 +259,13 @@ def test_a_stuck_replica_does_not_look_idle() -> None:
     assert choice.row == 1
 
 
+def test_the_prefills_before_a_request_begin_when_it_has_waited_for_memory() -> None:
+    """3 s for memory, then the 2 s of work that are left, less half a round trip of 2 ms; a late token is no news."""
+    rows = candidates(drained_at_s=[102.0, 102.0], head_due_s=[99.0, np.inf], waiting_prefill_s=[2.0, 0.0])
+    rows = replace(rows, memory_of_slots_s=np.array([3.0, 0.0]))
+    np.testing.assert_allclose(chosen(rows).terms["queue"], [3000 + 2000 - 1, 2000 - 50])
+
+
 def test_a_replica_a_little_late_is_not_stuck() -> None:
     rows = candidates(drained_at_s=[99.0, 99.0], head_due_s=[99.8, np.inf], waiting_prefill_s=[2.0, 0.0])
     np.testing.assert_allclose(chosen(rows).terms["queue"], [0, 0])
@@ -332,6 +339,7 @@ def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
     cached=_cells(st.integers(0, 1000).map(float)),
     body_bytes=st.sampled_from([0, 500, 1_460, 2_000, 14_600, 20_000, 300_000]),
     runs=st.none() | st.builds(_runs, st.lists(st.integers(1, 300), min_size=1, max_size=3), st.floats(0.01, 0.99)),
+    memory=st.none() | _cells(st.floats(0, 5), st.just(0.0)),
     slots=st.sampled_from([[0, 1, 2, 3, 4, 5], [1, 4], [3]]),
     delta=st.sampled_from([0.0, 50.0]),
     eta=st.sampled_from([0.0, 800.0]),
@@ -341,13 +349,20 @@ def test_a_few_candidates_row_by_row_have_the_very_values_of_columns(
     cached: list[float],
     body_bytes: int,
     runs: SharedRuns | None,
+    memory: list[float] | None,
     slots: list[int],
     delta: float,
     eta: float,
 ) -> None:
     width = max(slots) + 1
     columns: dict[str, Any] = {name: cells[:width] for name, cells in given_columns.items()}
-    rows = replace(table(6, cached=cached[:width], slots=slots, **columns), now=100.0, shared=runs, found_share=0.7)
+    rows = replace(
+        table(6, cached=cached[:width], slots=slots, **columns),
+        now=100.0,
+        shared=runs,
+        found_share=0.7,
+        memory_of_slots_s=None if memory is None else np.array(memory[:width]),
+    )
     asked = replace(request(), received_s=99.5, body_bytes=body_bytes)
     by_rows = choose(GorgoMs(), rows, asked=asked, delta=delta, eta=eta)
     with pytest.MonkeyPatch.context() as patch:

@@ -322,6 +322,7 @@ class Dispatcher:
             now=now,
             shared=shared,
             found_share=self._updater.found_share,
+            memory_of_slots_s=self._memory_waits_s(request, matched) if self._fleet.contended else None,
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
         shadowed = None if self._shadow is None else self._shadow.choose(request, candidates)
@@ -348,8 +349,9 @@ class Dispatcher:
             state.first_dispatched_s = now
         cached_tokens = int(evaluation.matched.item(replica.slot))
         network = NetworkEstimate.of(self._fleet.columns, request, replica, cached_tokens, now=now)
+        uncached_tokens = request.prompt_tokens - cached_tokens
         decision = self._make_decision(
-            state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, now), now
+            state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, uncached_tokens, now), now
         )
         attempt = self._reserve(state, replica, decision, network, now)
         if self._feeds.reported:
@@ -423,21 +425,40 @@ class Dispatcher:
         chances = choice_chances(chosen.choice, in_flight)
         return None if chances is None else (1.0 - explores) * float(chances[row]) + explores / len(chances)
 
+    def _memory_waits_s(self, request: RouteRequest, matched: Floats) -> Floats | None:
+        """Return how long the request would wait for KV memory, per slot; `None` if nowhere."""
+        waits_s: Floats | None = None
+        for replica in self._fleet.contended:
+            wait_s = replica.kv_wait_s(request, request.prompt_tokens - matched.item(replica.slot))
+            if wait_s > 0.0:
+                if waits_s is None:
+                    waits_s = np.zeros(len(matched))
+                waits_s[replica.slot] = wait_s
+        return waits_s
+
     def _next_best(self, evaluation: Evaluation, now: float) -> tuple[str, ...]:
         return evaluation.next_best(self._fallbacks, self._fleet.all_loads(now=now).in_flight_requests)
 
     def _estimate_ttft(
-        self, state: RequestState, replica: Replica, network: NetworkEstimate, now: float
+        self, state: RequestState, replica: Replica, network: NetworkEstimate, uncached_tokens: int, now: float
     ) -> TtftEstimate:
         """Predict the parts of the TTFT before the reservation adds the request to the prefill queue."""
         first_s = state.first_dispatched_s
         assert first_s is not None, "it is being dispatched"
         others_s, queue = self._fleet.others_prefill_s(replica.slot), replica.prefill_queue
+        memory_s = replica.kv_wait_s(state.request, uncached_tokens)
         return TtftEstimate(
             first_s - state.request.received_s,
             now - first_s,
             network.arrives_s - now + network.one_way_s if network.rtt_s == network.rtt_s else None,
-            expected_queue_s(queue, others_s, arrives_s=network.arrives_s, one_way_s=network.one_way_s, now=now),
+            expected_queue_s(
+                queue,
+                others_s,
+                arrives_s=network.arrives_s,
+                one_way_s=network.one_way_s,
+                now=now,
+                memory_s=memory_s,
+            ),
             network.prior_s * queue.speed.factor,
         )
 

@@ -203,6 +203,8 @@ class Attempt:
     stranded: bool = False
     #: Whether peers were told that its prompt is on its way.
     prefix_reported: bool = False
+    #: When it was dispatched, the KV pool had no memory left for it: its first token says nothing of the speed.
+    waits_for_memory: bool = False
     #: Called with the time of its completion, where its policy learns from answers.
     learn: Callable[[float], None] | None = None
     #: Tokens of the answer before it, at the end of its prompt.
@@ -307,6 +309,9 @@ class InFlightTable:
         attempt.state.open_attempts.append(attempt)
         replica, request = attempt.replica, attempt.request
         self._fleet.reserve(replica, request.prompt_tokens)
+        attempt.waits_for_memory = replica.short_kv_tokens(request) > 0.0
+        replica.kv_demand.add(attempt.attempt_id, request, attempt.uncached_tokens)
+        replica.on_kv_demand()
         if self._progress is not None:
             self._progress.on_dispatched(replica, attempt.uncached_tokens)
         if request.slo_tpot_s is not None:
@@ -339,6 +344,7 @@ class InFlightTable:
         replica, request = attempt.replica, attempt.request
         uncached_tokens = attempt.uncached_tokens
         self._fleet.release_prefill(replica, request.prompt_tokens)
+        replica.kv_demand.on_first_token(attempt_id)
         if self._progress is not None:
             attempt.decode_mark = self._progress.on_first_token(replica, uncached_tokens, now=now)
         replica.reported_speed.on_request(uncached_tokens, attempt.prior_s)
@@ -346,6 +352,8 @@ class InFlightTable:
         half_rtt_s = one_way_s(self._fleet.columns, replica.slot)
         if is_visible:
             shared_s = self._fleet.others_waited_until_s(replica.slot, now=now) - half_rtt_s
+            if attempt.waits_for_memory:
+                shared_s = now - half_rtt_s
             replica.prefill_queue.on_first_token(attempt_id, engine_s=now - half_rtt_s, shared_until_s=shared_s)
         else:
             replica.prefill_queue.remove(attempt_id, engine_s=now - half_rtt_s)
@@ -375,6 +383,7 @@ class InFlightTable:
                 first_s = [each.first_token_s for each in mine if each.first_token_s is not None]
                 self._progress.check(replica, [each.uncached_tokens for each in prefilling], first_s)
             replica.prefill_queue.check()
+            replica.kv_demand.check()
 
     def release(self, attempt_id: str, *, now: float) -> Attempt | None:
         """Release the attempt's load before its outcome is known; `None` unless it is open. `close` removes it."""
@@ -401,6 +410,8 @@ class InFlightTable:
         if self._progress is not None:
             self._progress.on_end(replica, attempt.uncached_tokens, attempt.first_token_s, now=now)
         self._fleet.release(replica, tokens)
+        replica.kv_demand.remove(attempt_id)
+        replica.on_kv_demand()
         if attempt.request.slo_tpot_s is not None:
             replica.remove_tpot_objective(attempt.request.slo_tpot_s)
         replica.concurrency.on_left(now=now)

@@ -474,6 +474,12 @@ class RequestLifecycle:
             if streamed and attempt.first_token_s is not None:
                 spent_s = now - attempt.first_token_s
                 replica.decode_times.on_stream(spent_s, tokens=outcome.output_tokens, itl_s_p95=outcome.itl_s_p95)
+                if outcome.output_tokens:
+                    replica.kv_demand.on_answer(
+                        attempt.decision.estimate.prefill_s + spent_s,
+                        prompt_tokens=attempt.uncached_tokens,
+                        output_tokens=outcome.output_tokens,
+                    )
             if replica.token_gap is not None:
                 _learn_gap(attempt, outcome, now)
             whole = outcome.short is not None

@@ -167,6 +167,8 @@ class Fleet:
     slow: dict[Replica, None] = field(default_factory=dict)
     #: Replicas that do several prefills at once.
     parallel: dict[Replica, None] = field(default_factory=dict)
+    #: Replicas whose KV pools are taken by half or more.
+    contended: dict[Replica, None] = field(default_factory=dict)
     #: Load that other routers report; `None` without peers.
     peers: PeerLoads | None = None
     #: Called with a replica that outlier detection readmits, and with one that it ejects.
@@ -388,7 +390,7 @@ class Fleet:
     def _join(self, spec: ReplicaSpec) -> Replica:
         replica = Replica.create(spec, self._free.pop(), self.columns, self.ejection)
         replica.health.on_change = partial(self._on_health_change, replica)
-        replica.slow, replica.parallel = self.slow, self.parallel
+        replica.slow, replica.parallel, replica.contended = self.slow, self.parallel, self.contended
         self.replicas[spec.name] = replica
         return replica
 
@@ -397,6 +399,7 @@ class Fleet:
         self.unprobed.pop(replica, None)
         self.slow.pop(replica, None)
         self.parallel.pop(replica, None)
+        self.contended.pop(replica, None)
         self.timers.set(replica, None)
         slot, replica.slot = replica.slot, -1
         self.columns.clear(slot)
