@@ -614,7 +614,7 @@ FIGURES: Mapping[str, Figure] = {
 NOT_STORED: Mapping[str, NotStored] = {
     "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
     "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),
-    "scaling-warmed": NotStored("three hours in the place of the day, in a script", "64c45f0"),
+    "scaling-warmed": NotStored("a minute and a half with one join, in a script", "ab04868, 64c45f0"),
     "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775"),
     "long-path": NotStored("needs root and NFQUEUE", "d685f41"),
     "kv-events": NotStored(
