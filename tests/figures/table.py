@@ -641,8 +641,8 @@ NOT_STORED: Mapping[str, NotStored] = {
     "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
     "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
     "whatif-coverage": NotStored(
-        "forty simulated logs in a script: `pytest -m system tests/lab/whatif/test_coverage.py` has a hundred",
-        "438311f",
+        "a hundred simulated logs in a script, as `pytest -m system tests/lab/whatif/test_coverage.py` has them",
+        "438311f, ab04868",
     ),
     "whatif-blocks": NotStored("its run was ended before the last of three fleets was done", "89ff5b1"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
