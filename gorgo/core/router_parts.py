@@ -431,6 +431,17 @@ class RouterReplicas:
         self._fleet.drain(replica, draining, now=now)
         self._admission.needs_drain = True
 
+    def warm(self, replica: str, warming: bool = True) -> None:
+        """Dispatch to others while a replica is warmed, if there are any; or as to any, again."""
+        member = self._fleet.replicas.get(replica)
+        if member is None:
+            return
+        if warming:
+            self._fleet.warming[member] = None
+        else:
+            self._fleet.warming.pop(member, None)
+        self._admission.needs_drain = True
+
     @property
     def any_answers(self) -> bool:
         """Whether the last probe of some replica was answered."""
@@ -575,6 +586,12 @@ class RouterCaches:
         if member is not None:
             self._feeds.lose_events(member.slot)
         return []
+
+    def on_warmed(self, replica: str, blocks: bytes) -> None:
+        """Add a prompt that no client sent: the replica has computed it."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._index.confirm(blocks, member.slot)
 
     def forget_some(self, replica: str, *, blocks: int, now: float) -> bool:
         """Begin `on_kv_lost` with up to `blocks` of the replica's blocks; return whether there were any."""

@@ -615,7 +615,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
     "perturbed-memory": NotStored("two versions, and settings of other seeds, in a script", "7ee1b42"),
     "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),
-    "scaling-warmed": NotStored("three hours in the place of the day, in a script", "64c45f0"),
+    "scaling-warmed": NotStored("a minute and a half with one join, in a script", "ab04868, 64c45f0"),
     "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775"),
     "long-path": NotStored("needs root and NFQUEUE", "d685f41"),
     "kv-events": NotStored(
@@ -642,8 +642,8 @@ NOT_STORED: Mapping[str, NotStored] = {
     "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
     "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
     "whatif-coverage": NotStored(
-        "forty simulated logs in a script: `pytest -m system tests/lab/whatif/test_coverage.py` has a hundred",
-        "438311f",
+        "a hundred simulated logs in a script, as `pytest -m system tests/lab/whatif/test_coverage.py` has them",
+        "438311f, ab04868",
     ),
     "whatif-blocks": NotStored("its run was ended before the last of three fleets was done", "89ff5b1"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),

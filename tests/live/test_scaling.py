@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from dataclasses import replace
@@ -13,9 +14,10 @@ from gorgo.config.load import parse_config
 from gorgo.config.model import ScalingConfig
 from gorgo.errors import ConfigError
 from gorgo.live.monitor.fleet_monitor import warm_replica
+from gorgo.live.parsing.json_body import read_fields
 from gorgo.live.scaling import CHAT, COUNTED, MOST_BODY_BYTES, HotPrompts, ScalingService, shared_prompt
 from tests.proxy.conftest import TOKEN, Running, Start, config_for, until
-from tests.proxy.fakes import delta, reset_after, stream
+from tests.proxy.fakes import DONE, delta, hang, reset_after, stream
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +128,27 @@ async def test_a_replica_is_warmed_when_it_answers_again_and_not_at_the_start(st
     router.replicas.on_probe("r1", 0.001, now=now())
     await until(lambda: len(proxy.replicas[1].seen) > before)
     assert json.loads(proxy.replicas[1].seen[-1].body)["max_tokens"] == 1
+
+
+async def test_requests_go_to_others_until_a_replica_is_warmed_and_its_prompt_is_known_then(start: Start) -> None:
+    """Fault: the first requests of a new replica waited behind its prompts, and none was sent there for their sake."""
+    fakes = [await start.replica(stream(delta("hi"), DONE)), await start.replica(hang(rest=[delta("hi"), DONE]))]
+    proxy = await start.proxy(replace(config_for(fakes), scaling=ScalingConfig(warm_prompts=1)), fakes)
+    routing, long = proxy.state.routing, {"role": "system", "content": SYSTEM["content"] * 10}
+    prompt = shared_prompt(chat("Why?", long), chat("How?", long))
+    warming = asyncio.create_task(warm_replica(proxy.state, "r1", [(None, prompt)]))
+    await until(lambda: len(fakes[1].seen) == 1)
+    for number in range(4):
+        await proxy.client.post(CHAT, content=chat("?", {"role": "system", "content": f"Nothing in common: {number}"}))
+    assert (len(fakes[0].seen), len(fakes[1].seen)) == (4, 1)
+    fakes[1].release.set()
+    await warming
+    sketch = read_fields(CHAT, chat("What is my balance?", long), routing.fingerprinter).sketch
+    matched = routing.router.index.match(routing.fingerprinter.hash_sketch(sketch).blocks, 2)
+    assert matched[0] == 0 < matched[1]
+    await proxy.client.post(CHAT, content=chat("?"))
+    await proxy.client.post(CHAT, content=chat("?"))
+    assert len(fakes[1].seen) > 1, "in turn again"
 
 
 async def test_a_replica_that_fails_while_it_is_warmed_is_sent_no_more(start: Start) -> None:

@@ -163,6 +163,8 @@ class Fleet:
     events: deque[FleetEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     #: Replicas that were probed and have never answered: how far they are is unknown.
     unprobed: dict[Replica, None] = field(default_factory=dict)
+    #: Replicas that are sent hot prompts before their first request.
+    warming: dict[Replica, None] = field(default_factory=dict)
     #: Replicas that look much slower than their priors.
     slow: dict[Replica, None] = field(default_factory=dict)
     #: Replicas that do several prefills at once.
@@ -397,6 +399,7 @@ class Fleet:
     def _leave(self, name: str) -> int:
         replica = self.replicas.pop(name)
         self.unprobed.pop(replica, None)
+        self.warming.pop(replica, None)
         self.slow.pop(replica, None)
         self.parallel.pop(replica, None)
         self.contended.pop(replica, None)

@@ -139,6 +139,8 @@ class RequestFilter:
     def _without_paused(self, eligible: CandidateSet, request: RouteRequest, now: float) -> CandidateSet:
         if self._fleet.unprobed and (unprobed := [each for each in self._fleet.unprobed if each in eligible]):
             eligible = _excluding(eligible, unprobed, "not probed yet")
+        if self._fleet.warming and (warming := [each for each in self._fleet.warming if each in eligible]):
+            eligible = _excluding(eligible, warming, "warming")
         if request.prompt_tokens + (request.most_output_tokens or 1) > self._fleet.eligibility.shortest_context:
             eligible = _fitting(eligible, request)
         # Each is looked at before it is asked: on most requests none of them has anything to say.

@@ -131,7 +131,7 @@ class Decision:
     estimate: TtftEstimate
     fallback: str | None
     #: Replicas left out and the reason: `draining`, `ejected`, `tried`, `model`, `region`, `subset`, `slow_start`,
-    #: `full`.
+    #: `warming`, `full`.
     excluded: Mapping[str, str]
     shadow: ShadowScore | None = None
     #: Name of the client's key, and the model under its name in the Router.

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from gorgo.live.http.errors import HttpError
 from gorgo.live.logs import log
 from gorgo.live.monitor.discovery import DISCOVERY_TIMEOUT_S
 from gorgo.live.monitor.replica_monitor import ReplicaMonitor
+from gorgo.live.parsing.json_body import read_fields
 from gorgo.live.scaling import CHAT
 from gorgo.live.state import LiveState, Routing
 from gorgo.live.upstream.client import UpstreamError
@@ -119,31 +121,50 @@ async def run_timers(routing: Routing) -> None:
         routing.gateway.run_timer()
 
 
-#: Time for the answer to a warming prompt, s: a prefill of a cold engine that compiles its kernels.
+#: Time for all prompts, s: those of a cold engine that compiles its kernels. For as long it may get no other request.
 WARM_TIMEOUT_S = 60.0
 
 
 async def warm_replica(state: LiveState, name: str, prompts: Sequence[tuple[str | None, bytes]]) -> None:
-    """Send a replica that serves anew the hot prompts, one after the other; the router that leads does so alone."""
+    """Send a replica that serves anew the hot prompts, one after the other; the process that leads does so alone.
+
+    Until the last answer its requests go to others, as far as there are any: they would wait behind the prompts. Each
+    answer is in the index, so that the next requests for the prompt are sent there.
+    """
     target = state.replicas.targets.get(name)
-    if target is None or not state.leads:
+    if target is None or not state.leads or not prompts:
         return
     headers = [(b"content-type", b"application/json")]
     if target.api_key is not None:
         headers.append((b"authorization", b"Bearer " + target.api_key.encode("latin-1")))
-    models, warmed = state.routing.models, 0
-    for model, prompt in prompts:
-        served = models.served(name)
-        if model is not None and served and model not in served:
-            continue
-        body = prompt if model is None else _with_model(prompt, models.engine_name(name, model))
-        try:
-            status, _ = await target.upstream.fetch(CHAT, headers, timeout_s=WARM_TIMEOUT_S, body=body)
-        except UpstreamError as failure:
-            log("replica_not_warmed", level=logging.WARNING, replica=name, prompts=warmed, error=failure.reason)
-            return
-        warmed += status == 200
+    models, clock, warmed = state.routing.models, state.routing.clock, 0
+    until_s = clock() + WARM_TIMEOUT_S
+    state.routing.router.replicas.warm(name)
+    try:
+        for model, prompt in prompts:
+            served = models.served(name)
+            if model is not None and served and model not in served:
+                continue
+            body = prompt if model is None else _with_model(prompt, models.engine_name(name, model))
+            left_s = max(until_s - clock(), 0.001)
+            status, _ = await target.upstream.fetch(CHAT, headers, timeout_s=left_s, body=body)
+            if status == 200:
+                warmed += 1
+                state.routing.router.caches.on_warmed(name, _blocks(state.routing, prompt))
+    except UpstreamError as failure:
+        log("replica_not_warmed", level=logging.WARNING, replica=name, prompts=warmed, error=failure.reason)
+        return
+    finally:
+        state.routing.router.replicas.warm(name, warming=False)
     log("replica_warmed", replica=name, prompts=warmed)
+
+
+def _blocks(routing: Routing, prompt: bytes) -> bytes:
+    """Return the blocks of a prompt; none of one that cannot be read, which an engine answered all the same."""
+    with suppress(HttpError):
+        fields = read_fields(CHAT, prompt, routing.fingerprinter)
+        return routing.fingerprinter.hash_sketch(fields.sketch).blocks
+    return b""
 
 
 def _with_model(prompt: bytes, model: str) -> bytes:

@@ -183,24 +183,32 @@ def _shared(one: bytes, other: bytes) -> bytes:
 
 
 class Warming:
-    """Sends one replica some beginnings, one after the other, each for one token; no router hears of it."""
+    """Sends one replica some beginnings, one after the other, each for one token, and holds its requests meanwhile."""
 
-    def __init__(self, site: RemoteReplica, beginnings: Sequence[bytes]) -> None:
-        self._site, self._left = site, iter(list(beginnings))
+    def __init__(self, site: RemoteReplica, router: Router, beginnings: Sequence[bytes]) -> None:
+        self._site, self._router, self._left = site, router, list(beginnings)
         self._trips = TripDelays(random_table(0), 0)
         self._port: ReplicaPort = site.add_port(self, site.link, self._trips)
         self._next()
 
     def _next(self) -> None:
-        for number, blocks in enumerate(self._left):
+        self._router.replicas.warm(self._site.name, warming=bool(self._left))
+        if self._left:
+            blocks = self._left[0]
             tokens = len(blocks) // BLOCK_HASH_BYTES * BLOCK_TOKENS + 1
             warm = SimAttempt(
-                f"warm-{number}", "", blocks, prompt_tokens=tokens, output_tokens=1, body_bytes=0, trips=self._trips
+                f"warm-{len(self._left)}",
+                "",
+                blocks,
+                prompt_tokens=tokens,
+                output_tokens=1,
+                body_bytes=0,
+                trips=self._trips,
             )
             self._site.send(warm, self._port)
-            return
 
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
+        self._router.caches.on_warmed(self._site.name, self._left.pop(0))
         self._next()
 
     def on_first_token(self, sending: SimAttempt) -> None: ...
@@ -260,7 +268,7 @@ class ElasticFleet:
         if self._leave() or joined or not self.paid:
             self._apply(router, now)
         for name in joined:
-            Warming(self.injector.engines[name], self.beginnings(now))
+            Warming(self.injector.engines[name], router, self.beginnings(now))
         names = [self.fleet.replicas[each].name for each in self._serving]
         state = FleetState(names, len(self._starting), self.injector.engines)
         wanted = min(self.rule.wanted(router, state, now=now), len(self.fleet.replicas))
