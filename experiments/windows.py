@@ -234,7 +234,7 @@ def _regions() -> tuple[SimFleet, RouterLimits | None, tuple[float, float]]:
     return fleet, limits_of(loaded), (loaded.proxy.probe_interval_s, loaded.proxy.scrape_interval_s or 30.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RatioTarget:
     """`figure` of `policy` is at most `at_most` times that of the best of `others`.
 
@@ -248,19 +248,19 @@ class RatioTarget:
         One, or several for their geometric mean.
     others:
         The best has the lowest mean of the figure over seeds; chosen per workload.
-    others_on:
-        Workloads of the others, one per workload; None: the same.
     figure:
         A key of `MEASURES`.
+    others_on:
+        Workloads of the others, one per workload; None: the same.
     """
 
     group: str
     policy: str
     workloads: Sequence[Workload]
     others: Sequence[str]
-    others_on: Sequence[Workload] | None = None
     figure: str
     at_most: float
+    others_on: Sequence[Workload] | None = None
 
     def tasks(self, seeds: Sequence[int]) -> Iterator[PolicyTask]:
         """Yield every run that the target needs."""
@@ -314,19 +314,13 @@ class RatioTarget:
 
 
 def targets_of(
-    group: str,
-    workloads: Iterable[Workload],
-    others: Sequence[str],
-    *bounds: tuple[str, float],
-    policy: str = OURS,
+    group: str, workloads: Iterable[Workload], others: Sequence[str], *bounds: tuple[str, float], policy: str = OURS
 ) -> Iterator[RatioTarget]:
     """Yield a target per figure, with its bound, and workload."""
     found = list(workloads)
     for figure, at_most in bounds:
         for one in found:
-            yield RatioTarget(
-                group=group, policy=policy, workloads=(one,), others=others, figure=figure, at_most=at_most
-            )  # fmt: skip
+            yield RatioTarget(group, policy, (one,), others, figure, at_most)
 
 
 def _rows(runs: Runs, workload: Workload, policy: str, seeds: Sequence[int]) -> dict[int, ResultRow]:

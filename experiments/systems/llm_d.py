@@ -13,9 +13,9 @@ from math import exp, inf
 
 from experiments.comparison import VariantComparison
 from experiments.grid import Grid, SystemReport
-from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report_of, routers
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
+from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, router_report, routers
 from experiments.runner import Runner
 from experiments.traffic import Phase, PhasedTraffic
 from gorgo.lab.datasets import GroupsShape
@@ -217,7 +217,7 @@ PICTURES = {
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return their tables."""
-    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return router_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from experiments.comparison import ComparisonTarget, VariantComparison
 from experiments.grid import Grid, SystemReport
-from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report_of, routers
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
+from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, router_report, routers
 from experiments.runner import Runner
 from experiments.traffic import Phase, PhasedTraffic, ReuseTraffic
 from experiments.variants import QUEUEING, SHADOWS, TAUS
@@ -305,7 +305,7 @@ PICTURES: dict[str, Pictured] = {
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return their tables."""
     found = [one for one in comparisons(grid.trace) if one.group in groups]
-    return report_of(found, grid, runner, PICTURES)
+    return router_report(found, grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:

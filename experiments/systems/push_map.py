@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from experiments.caches import cached, report_of
 from experiments.comparison import ComparisonTarget, VariantComparison, mean_of
 from experiments.fleets import ExperimentFleet
 from experiments.grid import Grid, SystemReport
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
+from experiments.reports import cached, source_report
 from experiments.runner import Runner, Runs
 from experiments.systems.policies import ENGINE_FILTERS, ENGINE_FLEETS, ENGINE_SHAPES
 from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
@@ -136,7 +136,7 @@ PICTURES = {
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return their tables."""
-    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return source_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:

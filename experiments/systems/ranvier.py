@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from experiments.caches import cached, report_of
 from experiments.comparison import ComparisonTarget, VariantComparison
 from experiments.fleets import LLAMA_13B, ExperimentFleet
 from experiments.grid import Grid, SystemReport
-from experiments.learned import claims_of
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
+from experiments.reports import cached, claims_of, source_report
 from experiments.runner import Runner
 from experiments.traffic import ContextTraffic, ConversationKind, ConversationTraffic
 
@@ -80,7 +79,7 @@ PICTURES = {"depths": Pictured("bars", {"mean TTFT, ms": "mean TTFT", "hit": "hi
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     """Run the groups and return their tables."""
-    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return source_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:

@@ -12,10 +12,10 @@ from typing import cast
 
 import pytest
 
-from experiments.caches import WARM_UP, report_of
 from experiments.command import main
 from experiments.fleets import ExperimentFleet
 from experiments.grid import Grid, SystemReport
+from experiments.reports import WARM_UP, source_report
 from experiments.runner import Runner
 from experiments.simulated import SimTask
 from experiments.systems import herd, push_map, ranvier, several
@@ -100,7 +100,7 @@ def small_report(groups: tuple[str, ...], *, scale: float, seeds: int = 1) -> Sy
     found = [one for one in (*push_map.comparisons(), *ranvier.comparisons()) if one.group in groups]
     found = [one for one in found if one.group != "replicas" or one.base.fleet.replicas <= 4]
     grid = Grid(seeds=range(seeds), scale=scale, pictures=True)
-    return report_of(found, grid, Runner(None, n_jobs=1, show_progress=False), push_map.PICTURES | ranvier.PICTURES)
+    return source_report(found, grid, Runner(None, n_jobs=1, show_progress=False), push_map.PICTURES | ranvier.PICTURES)
 
 
 def test_a_report_has_targets_means_and_bytes_of_reports() -> None:
