@@ -133,11 +133,9 @@ class Workload:
         return ", ".join(parts if self.queue is None else [*parts, f"queue {self.queue}"])
 
     def at(self, time_scale: float) -> Workload:
-        """Return the same at another load."""
         return replace(self, time_scale=time_scale)
 
     def under(self, scenario: str) -> Workload:
-        """Return the same under a scenario."""
         return replace(self, scenario=scenario)
 
     def on(self, fleet: str, *, pool_share: float = 1.0) -> Workload:
@@ -204,7 +202,6 @@ class PolicyTask:
         return run_key(job.policy, [job.trace], [*settings, *([self.policy] if self.policy in GIVEN else [])])
 
     def run(self) -> TaskRun:
-        """Run the task in this process."""
         if self.policy == ONLINE:
             began_s = thread_time()
             row = simulate_campaign(self.job(), CampaignOptions(**dict(PROTOCOL)), seed=self.seed).row
@@ -215,7 +212,6 @@ class PolicyTask:
 
 @lru_cache(maxsize=8)
 def _part_of(fleet: str, pool_share: float) -> SimFleet:
-    """Return a named fleet with a part of its KV pools."""
     return ExperimentFleet(name=fleet, pool_share=pool_share).sim_fleet()
 
 
@@ -263,13 +259,11 @@ class RatioTarget:
     others_on: Sequence[Workload] | None = None
 
     def tasks(self, seeds: Sequence[int]) -> Iterator[PolicyTask]:
-        """Yield every run that the target needs."""
         for workload, beside in self.pairs:
             for on, policy in ((workload, self.policy), *((beside, other) for other in self.others)):
                 yield from (PolicyTask(on, policy, seed) for seed in seeds[: on.seeds])
 
     def first(self, requests: int | None) -> RatioTarget:
-        """Return the same with only so many requests of each workload."""
         return self._on(lambda one: one.first(requests))
 
     def queued(self, queue: Queue | None) -> RatioTarget:

@@ -46,6 +46,5 @@ def targets() -> list[RatioTarget]:
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run what the targets need, and return them."""
     found = [one.first(grid.first_requests).queued(grid.queue) for one in targets() if one.group in groups]
     return report_on(found, grid.seeds, runner, titles=TITLES)

@@ -167,7 +167,6 @@ def _held_out(group: str, policy: str, others: Sequence[str], bounds: Mapping[st
 
 
 def _residual(workloads: Sequence[Workload], scenarios: Sequence[Workload]) -> Iterator[RatioTarget]:
-    """Yield a target per workload and figure that is claimed of `gorgo-ms`."""
     priors = [SCENARIOS_AT.under(name) for name in ("priors-fast", "priors-slow")]
     partial = [ART_CHAT.at(2.0).under(name) for name in PARTIAL_HITS]
     bounds = [(figure, RESIDUAL_AT_MOST) for figure in (TTFT, E2E)]

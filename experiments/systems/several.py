@@ -194,7 +194,6 @@ _STORE_MEASURES = (Measure("hit", _hit), Measure("TTFT", _ttft_ms), Measure("E2E
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run the groups and return a table of each."""
     labelled = runs_of(groups, grid)
     runs = runner.runs([one.task for one in labelled], title=TITLE)
     tables = [section for group in groups for section in _TABLES[group](_cells(labelled, runs, group))]

@@ -26,8 +26,8 @@ from tuner.offline.search import RunScore
 
 NAME, TITLE = "tuner", "this project's claims about its tuner"
 HEADER = ("statement", *HEADER_END, "note")
-#: Shapes of the window that is tuned on, and of the next day's.
-TUNING, NEXT = "art-chat-apr5", "art-chat-apr6"
+#: Shape of the window that is tuned on.
+TUNING = "art-chat-apr5"
 OURS, PAPER = "gorgo-ms", "gorgo"
 Options: TypeAlias = tuple[tuple[str, Any], ...]
 Weights: TypeAlias = Mapping[str, float]
@@ -45,11 +45,6 @@ def half(seeds: Sequence[int]) -> Sequence[int]:
 def fifth(seeds: Sequence[int]) -> Sequence[int]:
     """Return a fifth of the seeds: a search is some forty runs."""
     return seeds[: max(1, len(seeds) // 5)]
-
-
-def twice(seeds: Sequence[int]) -> list[int]:
-    """Return 20 seeds for 10."""
-    return [*seeds, *(seed + 500 for seed in seeds)]
 
 
 def ttft(part: RunScore) -> float:
@@ -208,7 +203,6 @@ def bad_start(seeds: Sequence[int]) -> Experiment:
     }  # fmt: skip
 
     def task(policy: str, seed: int, words: str) -> TuningTask:
-        """Three windows end to end."""
         windows = Windows(shapes=(TUNING,) * 3, draw=seed, time_scale=1.0)
         start = BAD_STARTS[policy]._asdict() | changes[words]
         return TuningTask(windows=windows, policy=policy, seed=seed, after=LEFT_AFTER, **start)
@@ -226,87 +220,6 @@ def bad_start(seeds: Sequence[int]) -> Experiment:
             text = f"{policy} from {start}, {words} / defaults, p95 E2E after {LEFT_AFTER:,} requests"
             ratio = part_ratio(pairs, e2e)
             verdicts.append(ClaimVerdict.of_ratio("bad start", (text,), ratio, at_most=bound, note=note))
-    return verdicts
-
-
-# -- a search of one recorded window, checked on windows of the next day
-
-#: A load at which weights matter, below the one at which the fleet saturates.
-NEXT_LOAD = 1.25
-#: Windows of the next day for each search.
-NEXT_WINDOWS = range(3)
-NEXT_SEARCH = Search(candidates=16, seeds=2, held_out_seeds=6)
-
-
-def next_window(seeds: Sequence[int]) -> Experiment:
-    """Compare what each search found with the defaults."""
-    few, policies = fifth(seeds), (PAPER, OURS)
-    searches = {
-        (policy, seed): on_window(TUNING, seed, policy, load=NEXT_LOAD, search=NEXT_SEARCH)
-        for policy in policies
-        for seed in few
-    }
-    runs = yield list(searches.values())
-    served = {
-        (policy, seed, number): [
-            on_window(NEXT, seed + 100 * number, policy, load=NEXT_LOAD, weights=weights, seed=seed)
-            for weights in (runs[searches[policy, seed]].weights, None)
-        ]
-        for policy, seed in searches
-        for number in NEXT_WINDOWS
-    }
-    runs = yield [task for pair in served.values() for task in reversed(pair)]
-    verdicts = []
-    for policy in policies:
-        found = [runs[searches[policy, seed]] for seed in few]
-        pairs = [
-            (runs[tuned].whole, runs[plain].whole) for (name, *_), (tuned, plain) in served.items() if name == policy
-        ]
-        moved = sum(search.accepted for search in found)
-        note = f"moved in {moved} of {len(few)}: {'; '.join(search.reasons[-1] for search in found)}"
-        text = f"{policy}, twin on one window: the next day's, found / defaults"
-        first, second = p95_verdicts("next window", text, pairs, (1.0, None), note)
-        verdicts += [first, replace(second, note="")]
-    return verdicts
-
-
-# -- reward hacking: all to the nearest replica, as in the paper's appendix D
-
-#: As near to the 0 of the paper as a log space comes: a queue of 200,000 tokens weighs as much as 1 ms of round trip.
-HACKED, HACKED_BOX = {"w_rtt": 0.23, "w_queue": 1e-6}, (("w_queue", 1e-7, 0.5),)
-#: Time scale: at a third of the load one replica still copes with all of it; at half it answers several times slower.
-HACKED_LOAD = 2.0
-
-
-def reward_hacking(seeds: Sequence[int]) -> Experiment:
-    """Tune from the hacked weights without a guard and in the default mode, and serve with the weights at the end."""
-    many, modes = twice(seeds), {"guard off": PROTOCOL, "switchback": SWITCHBACK}
-    served = {seed: on_window(TUNING, seed, PAPER, load=HACKED_LOAD, box=HACKED_BOX) for seed in many}
-    tuned = {
-        (name, seed): replace(
-            served[seed], weights=(("w_rtt", HACKED["w_rtt"]), ("w_queue", HACKED["w_queue"])), campaign=options
-        )
-        for seed in many
-        for name, options in modes.items()
-    }
-    runs = yield [*tuned.values(), *served.values()]
-    ends = {name: [frozen(served[seed], runs[tuned[name, seed]].weights) for seed in many] for name in modes}
-    runs = yield [task for tasks in ends.values() for task in tasks]
-    plain = [runs[served[seed]].whole for seed in many]
-    verdicts = []
-    for name, tasks in ends.items():
-        parts = [runs[task].whole for task in tasks]
-        ratios = [e2e(end) / e2e(base) for end, base in zip(parts, plain, strict=True)]
-        for text, of, values, at_least, at_most in (
-            ("largest share of one replica where it ends", "", [part.max_share or 0.0 for part in parts], 0.9, 0.8),
-            ("p95 E2E where it ends / defaults", f" of {len(many)} seeds", ratios, 2.0, 1.5),
-        ):  # the median has a lower bound without the guard; the highest has an upper bound with it
-            if name == "guard off":
-                row: dict[str, Any] = {"value": median(values), "at_least": at_least}
-            else:
-                row = {"value": max(values), "at_most": at_most}
-            words = "median" if name == "guard off" else "highest"
-            verdicts.append(ClaimVerdict(group="reward hacking", labels=(f"{name}: {text}, {words}{of}",), **row))
     return verdicts
 
 
@@ -354,7 +267,6 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """Return fleet, traffic and policy in words."""
         fleet = self.fleet if self.scenario == STEADY else f"{self.fleet} under {self.scenario}"
         return f"{fleet}, {self.shape}, time scale {self.time_scale:g}: {self.policy}"
 
@@ -371,7 +283,6 @@ class Setting:
         return self.task(self.traffic(seed, windows=self.windows), seed, **more)
 
     def search(self, seed: int) -> TuningTask:
-        """Return a search of one recorded window."""
         return self.task(self.traffic(seed, limit=REQUESTS), seed, search=FLEET_SEARCH)
 
     def held_out(self, seed: int, weights: Weights) -> TuningTask:
@@ -525,7 +436,6 @@ def fleets_by_twin(seeds: Sequence[int]) -> Experiment:
 
 
 def grid(policy: str) -> Iterator[Weights]:
-    """Yield the points of a policy's grid."""
     names = GRID[policy]
     yield from (dict(zip(names, values, strict=True)) for values in product(*names.values()))
 
@@ -621,8 +531,6 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Experiment]] = {
     "protocol": protocol,
     "no harm": no_harm,
     "bad start": bad_start,
-    "next window": next_window,
-    "reward hacking": reward_hacking,
     "fleets": fleets,
     "steps of es": steps,
     "steps of cma": partial(steps, optimizer="cma"),
@@ -635,7 +543,6 @@ GROUPS = tuple(EXPERIMENTS)
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run the experiments and return their verdicts."""
     verdicts = [
         verdict
         for group, experiment in EXPERIMENTS.items()
