@@ -96,7 +96,6 @@ class VariantComparison:
         return replace(self.base, variant=find_variant(variant), seed=seed)
 
     def scaled(self, factor: float) -> VariantComparison:
-        """Return the same with so many times the requests."""
         return replace(self, base=self.base.scaled(factor))
 
     def tasks(self, seeds: Sequence[int]) -> Iterator[SimTask]:
@@ -105,7 +104,6 @@ class VariantComparison:
             yield from (self.task(variant, seed) for variant in self.variants)
 
     def runs_of(self, variant: str, runs: Runs, seeds: Sequence[int]) -> list[TaskRun]:
-        """Return the runs of a variant that there are."""
         return [runs[task] for seed in seeds if (task := self.task(variant, seed)) in runs]
 
     def ratio(self, target: ComparisonTarget, of: str, runs: Runs, *, seeds: Sequence[int]) -> Ratio | None:
@@ -164,10 +162,8 @@ def mean_of(values: Sequence[float]) -> Ratio | None:
 
 
 def value_of(run: TaskRun, figure: str) -> float | None:
-    """Return a figure of a run by name, None if it has none."""
     return MEASURES[figure](run.row) if figure in MEASURES else run.values.get(figure)
 
 
 def rows_of(runs: Sequence[TaskRun]) -> list[ResultRow]:
-    """Return the result rows of runs."""
     return [run.row for run in runs]

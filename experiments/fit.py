@@ -130,7 +130,6 @@ class CoordinateSearch:
 
 
 def with_values(profile: EngineProfile, values: Values) -> EngineProfile:
-    """Return the profile with these fields."""
     return replace(profile, **values)  # type: ignore[arg-type]
 
 
@@ -171,7 +170,6 @@ def loss_of(
 
 
 def window_loss(simulated: Mapping[str, Stats], measured: Mapping[str, Stats]) -> float:
-    """Return the loss of one window, by policy."""
     bound = log(OFF_MAX)
     errors = [
         min(max(log(ours / theirs), -bound), bound)
@@ -183,7 +181,6 @@ def window_loss(simulated: Mapping[str, Stats], measured: Mapping[str, Stats]) -
 
 
 def rho_of(simulated: Mapping[str, Stats], measured: Mapping[str, Stats]) -> float | None:
-    """Return Spearman's rho of the policies' p95 TTFT, simulated and measured."""
     return spearman(
         np.array([simulated[policy][1] for policy in measured]), np.array([measured[policy][1] for policy in measured])
     )

@@ -16,18 +16,10 @@ from gorgo.lab.sim.network import Link
 #: Llama-2-13B on an A100 of 80 GB, derived as the estimates of `sim.engine.estimates` are: 162 TFLOPS of 25.4 GFLOP a
 #: token, 819 kFLOP a pair at 120 TFLOPS, 26 GB of weights at 1.63 TB/s, 819,200 bytes of KV a token.
 LLAMA_13B = EngineProfile(
-    name="1xA100-Llama-2-13B",
-    prefill_base_s=0.005,
-    prefill_tokens_per_s=6400.0,
-    prefill_kappa_s=6.8e-9,
-    chunk_tokens=4096,
-    decode_base_s=0.0159,
-    decode_per_request_s=4.4e-5,
-    decode_kv_s=5.0e-7,
-    kv_tokens=61_000,
-    max_running_requests=64,
-    source="Estimate, not measured. Data sheet: 312 TFLOPS, 2039 GB/s, 80 GiB; shares of Ada.",
-)
+    name="1xA100-Llama-2-13B", prefill_base_s=0.005, prefill_tokens_per_s=6400.0, prefill_kappa_s=6.8e-9,
+    chunk_tokens=4096, decode_base_s=0.0159, decode_per_request_s=4.4e-5, decode_kv_s=5.0e-7, kv_tokens=61_000,
+    max_running_requests=64, source="Estimate, not measured. Data sheet: 312 TFLOPS, 2039 GB/s, 80 GiB; shares of Ada.",
+)  # fmt: skip
 _PARTS = {1.0: "", 0.25: ", 1/4 of each pool", 1 / 16: ", 1/16 of each pool"}
 
 
@@ -63,14 +55,9 @@ class ExperimentFleet:
         else:
             profile = LLAMA_13B if self.profile == LLAMA_13B.name else find_profile(self.profile)
             profile = as_vllm(profile) if self.vllm else profile
-            replicas = [
-                SimReplica(
-                    ReplicaSpec(f"replica-{number}", ONE_REGION, accelerator=profile.accelerator),
-                    profile,
-                    Link(rtt_s=POOLED_RTT_S),
-                )
-                for number in range(self.replicas)
-            ]
+            named = (f"replica-{number}" for number in range(self.replicas))
+            specs = [ReplicaSpec(name, ONE_REGION, accelerator=profile.accelerator) for name in named]
+            replicas = [SimReplica(spec, profile, Link(rtt_s=POOLED_RTT_S)) for spec in specs]
         if self.profile is None and self.replicas:
             numbered = enumerate(islice(cycle(replicas), self.replicas))
             replicas = [replace(one, spec=replace(one.spec, name=f"{one.region}-{n}")) for n, one in numbered]

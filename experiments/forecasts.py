@@ -66,7 +66,6 @@ class RecordedTrainer(Trainer):
         self.rows: list[TrainingRows] = []
 
     def add(self, rows: TrainingRows) -> None:
-        """Take outcomes."""
         super().add(rows)
         self.rows.append(rows)
 
@@ -81,11 +80,9 @@ class RunTraining:
 
     @property
     def adopted_s(self) -> list[float]:
-        """When each model was adopted."""
         return [one.adopted_s for one in self.controller.rounds if one.adopted_s is not None]
 
     def forecasts(self) -> Forecasts:
-        """Return every outcome beside its prediction."""
         parts = [rows for trainer in self._trainers for rows in trainer.rows]
         return forecasts(parts, self.controller.rounds, self._model)
 

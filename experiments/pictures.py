@@ -142,7 +142,6 @@ def write_pictures(folder: Path, pictures: Sequence[Picture], *, suffix: Suffix 
 
 
 def draw(picture: Picture) -> Figure:
-    """Return the figure of a picture."""
     from gorgo.lab.report.style import BROAD, add_legend, line_styles, panels
 
     styles = line_styles(list(dict.fromkeys(label for panel in picture.panels for label in panel.curves)))

@@ -80,7 +80,7 @@ class Published:
         return cls(text=text, low=float(low), high=float(high or low), source=source, baseline=baseline)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A published figure, and how the simulation gives the same.
 
@@ -147,8 +147,6 @@ def verdict_on(published: Published, found: Ratio | None, *, is_ratio: bool = Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedClaim:
-    """A claim with what its runs gave."""
-
     claim: Claim
     reproduced: Ratio | None
     ours: Ratio | None
@@ -158,7 +156,6 @@ class ComparedClaim:
         return verdict_on(self.claim.published, self.reproduced, is_ratio=self.claim.is_ratio)
 
     def cells(self) -> tuple[str, ...]:
-        """Return the row of the table."""
         claim = self.claim
         ours = "-" if self.ours is None else f"{shown(self.ours)} ({claim.ours_name})"
         return (claim.on, claim.figure, claim.published.text, shown(self.reproduced), ours, self.word)
@@ -181,7 +178,6 @@ class ComparedClaim:
 
 
 def compared(claims: Sequence[Claim], runs: Runs) -> list[ComparedClaim]:
-    """Return each claim with its figures."""
     return [
         ComparedClaim(
             claim=one,
@@ -193,7 +189,6 @@ def compared(claims: Sequence[Claim], runs: Runs) -> list[ComparedClaim]:
 
 
 def shown(ratio: Ratio | None) -> str:
-    """Return a figure with its interval as a cell."""
     if ratio is None:
         return "-"
     ends = "" if ratio.low is None or ratio.high is None else f" [{ratio.low:.2f}-{ratio.high:.2f}]"

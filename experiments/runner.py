@@ -110,7 +110,6 @@ class Runner:
         return found
 
     def runs(self, tasks: Sequence[OneTask], *, title: str) -> dict[OneTask, Any]:
-        """Return each task's run, from the store or made now."""
         missing = self.missing(tasks)
         with shown_progress(title, len(missing)) if missing and self._show_progress else nullcontext(None) as advance:
             for key, run in self._made(list(missing.items())):
@@ -120,7 +119,6 @@ class Runner:
         return {task: self.find(task) for task in tasks}
 
     def verdicts(self, experiment: Experiment, *, title: str) -> list[ClaimVerdict]:
-        """Return an experiment's verdicts, having run what it asks for."""
         runs: dict[Any, Any] = {}
         try:
             tasks = next(experiment)

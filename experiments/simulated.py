@@ -114,11 +114,9 @@ class SimTask:
     kind: ClassVar[type[TaskRun]] = TaskRun
 
     def key(self) -> str:
-        """Return the key of the run."""
         return run_key(self.variant.policy, self.traffic.traces, [self], code=_CODE)
 
     def scaled(self, factor: float) -> SimTask:
-        """Return the same with so many times the requests."""
         return replace(self, traffic=cast(Traffic, self.traffic.scaled(factor)))
 
     def limits(self) -> RouterLimits:
@@ -137,7 +135,6 @@ class SimTask:
         return with_queue(replace(limits, overload=OverloadLimits())) if self.queueing else limits
 
     def run(self) -> TaskRun:
-        """Run the task in this process."""
         begun_s = thread_time()
         with rare_collections():
             run = _run(self)
@@ -207,7 +204,6 @@ def _simulation(task: SimTask, policy: Policy, training: RunTraining) -> Simulat
 
 
 def _training(task: SimTask, feed: Sequence[SimRequest]) -> RunTraining:
-    """Return what trains the policy, if it learns."""
     variant = task.variant
     until_s = inf if variant.trains_until is None else feed[int(len(feed) * variant.trains_until)].arrival_s
     model = None if variant.trained_on is None else _trained(task, variant.trained_on)
@@ -299,7 +295,6 @@ def _around(records: Sequence[SimRecord], replaced_s: float) -> Iterator[tuple[s
 def _slices(
     records: Sequence[SimRecord], decisions: Mapping[str, Decision], predicted: Forecasts
 ) -> list[dict[str, float | None]]:
-    """Return the slices of a run, of equal time."""
     edges = np.linspace(0.0, max((one.scheduled_s for one in records), default=0.0) + 1e-9, SLICES + 1)
     begins = np.searchsorted(np.array([one.scheduled_s for one in records]), edges)
     return [

@@ -86,8 +86,6 @@ class ClaimVerdict:
 
 @dataclass(frozen=True, slots=True)
 class TableSection:
-    """One table with its title."""
-
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -96,7 +94,6 @@ class TableSection:
 def sections(
     verdicts: Sequence[ClaimVerdict], header: Sequence[str], titles: Mapping[str, str] | None = None
 ) -> list[TableSection]:
-    """Return a section per group, in the order of the verdicts."""
     return [
         TableSection((titles or {}).get(group, group), header, [one.cells() for one in verdicts if one.group == group])
         for group in dict.fromkeys(verdict.group for verdict in verdicts)
@@ -104,7 +101,6 @@ def sections(
 
 
 def as_markdown(found: Iterable[TableSection], end: str) -> str:
-    """Return every table, then a last line."""
     parts = []
     for section in found:
         lines = [section.header, ["---"] * len(section.header), *section.rows]
@@ -115,7 +111,6 @@ def as_markdown(found: Iterable[TableSection], end: str) -> str:
 
 
 def number(value: float | None, form: str, factor: float = 1) -> str:
-    """Return a cell; `-` is unknown."""
     return "-" if value is None else format(factor * value, form)
 
 

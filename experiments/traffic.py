@@ -120,7 +120,6 @@ class PhasedTraffic:
 
     @property
     def label(self) -> str:
-        """Return the name with the rates."""
         rates = dict.fromkeys(f"{rate:g}" for phase in self.phases for rate in phase.rates_per_s)
         return f"{self.name}, {' to '.join(rates)}/s"
 
@@ -200,7 +199,6 @@ class _NamedTraffic:
         return [] if self.trace is None else [self.trace]
 
     def scaled(self, factor: float) -> _NamedTraffic:
-        """Return the same with so many times the requests."""
         return self if factor == 1 else replace(self, requests=max(LEAST, round(self.requests * factor)))  # type: ignore[type-var]
 
 
@@ -216,7 +214,6 @@ class ChatTraffic(_NamedTraffic):
     filters: TraceFilters = field(default_factory=TraceFilters)
 
     def at(self, load: float) -> ChatTraffic:
-        """Return the traffic at a load."""
         return replace(self, load=load, name=f"{self.name}@{load:g}")
 
     def feed(self, seed: int) -> Iterator[SimRequest]:

@@ -7,6 +7,7 @@ so that no prompt of one is found in a cache that another has filled.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -19,13 +20,15 @@ import tuner.objective
 import tuner.offline
 import tuner.optimizers
 import tuner.space
-from experiments import decisions, fleets, traffic
-from experiments.decisions import DecisionCollector
+from experiments import fleets, traffic
 from experiments.fleets import unknown_paper_fleet
 from experiments.runner import run_key
 from experiments.traffic import marked
 from gorgo.core.limits import RouterLimits
+from gorgo.core.router import Router
+from gorgo.core.training.learning import RecordedOutcome
 from gorgo.lab.datasets import load_requests
+from gorgo.lab.decisions import MAX_DECISIONS, LoggedDecision, decision_of
 from gorgo.lab.sim.engine.profiles import find_profile
 from gorgo.lab.sim.named_fleets import QWEN_L40S, find_fleet
 from gorgo.lab.sim.records import SimRecord
@@ -51,7 +54,7 @@ PAUSE_S = 0.5
 #: What a run's figures depend on beside the simulator.
 _CODE = (
     *(Path(module.__file__ or "").parent for module in (tuner.campaign, tuner.offline, tuner.optimizers)),
-    *(Path(module.__file__ or "") for module in (tuner.objective, tuner.space, fleets, traffic, decisions)),
+    *(Path(module.__file__ or "") for module in (tuner.objective, tuner.space, fleets, traffic)),
     *(Path(module.__file__ or "") for module in (estimate, judge, log_filter)), Path(__file__),
 )  # fmt: skip
 
@@ -78,7 +81,6 @@ class Windows:
     limit: int | None = None
 
     def feed(self) -> Sequence[SimRequest]:
-        """Return the requests at time scale 1."""
         return _feed(self.shapes, self.draw, self.limit)
 
 
@@ -187,7 +189,6 @@ class TuningTask:
     kind: ClassVar[type[TuningRun]] = TuningRun
 
     def key(self) -> str:
-        """Return the key of the run: of the task, its shapes and the code."""
         return run_key(self.policy, self.windows.shapes, [self], code=_CODE)
 
     @property
@@ -195,7 +196,6 @@ class TuningTask:
         return {name: (low, high) for name, low, high in self.box}
 
     def run(self) -> TuningRun:
-        """Run the task in this process."""
         started_s = thread_time()
         paper = unknown_paper_fleet(find_profile(QWEN_L40S))
         job = SimJob(
@@ -219,6 +219,34 @@ class TuningTask:
             whole, tail = _parts(run.requests or (), self.after)
             outcome = TuningRun(whole=whole, tail=tail, weights=run.row.weights or {})
         return replace(outcome, cpu_s=thread_time() - started_s)
+
+
+class DecisionCollector:
+    """A controller of a simulation that collects the newest decisions of its Router.
+
+    Parameters
+    ----------
+    most:
+        As many as a log is read.
+    """
+
+    def __init__(self, most: int = MAX_DECISIONS) -> None:
+        self.decisions: deque[LoggedDecision] = deque(maxlen=most)
+        self._next_s: float | None = 0.0
+
+    @property
+    def next_s(self) -> float | None:
+        """Return when it begins to collect; None afterwards."""
+        return self._next_s
+
+    def act(self, router: Router, now: float) -> None:  # noqa: ARG002 - a controller's signature
+        router.settings.record_outcomes(self)
+        self._next_s = None
+
+    def record_outcome(self, outcome: RecordedOutcome) -> None:
+        decision = decision_of(outcome)
+        if decision is not None:
+            self.decisions.append(decision)
 
 
 def _tuned(task: TuningTask, options: Mapping[str, Any], job: SimJob) -> TuningRun:

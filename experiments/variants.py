@@ -70,7 +70,6 @@ class Variant:
     max_routes: int | None = None
 
     def make(self) -> Policy:
-        """Return a new instance."""
         policy = policy_of(self.policy)
         if self.training:
             assert isinstance(policy, LearnedPolicy), f"{self.policy} does not learn"
@@ -80,7 +79,6 @@ class Variant:
         return cast(Policy, IndexedPolicy(policy, SOURCES[self.source][0]))
 
     def make_shadow(self) -> Policy | None:
-        """Return a new instance of the shadow policy."""
         return None if self.shadow is None else policy_of(self.shadow)
 
     def weights_of(self, policy: Policy) -> Weights:
@@ -139,8 +137,6 @@ VARIANTS: Mapping[str, Variant] = {
     "predicted-latency, linear": _of("predicted-latency", kind="rls"),
     "gorgo-residual, no range check": _weighted("gorgo-residual", range_check=0.0),
     "gorgo-residual, no limit": _weighted("gorgo-residual", residual_limit=1e9),
-    "gorgo-residual, frozen": Variant(policy="gorgo-residual", trains_until=0.5),
-    "gorgo-residual, offline": Variant(policy="gorgo-residual", trained_on="7xL20-8xA30"),
     "multi-depth, single": _weighted("multi-depth", depths=2.0),
     # The post's router with one depth.
     "multi-depth, whole prompt": _weighted("multi-depth", depths=0.0),

@@ -133,11 +133,9 @@ class Workload:
         return ", ".join(parts if self.queue is None else [*parts, f"queue {self.queue}"])
 
     def at(self, time_scale: float) -> Workload:
-        """Return the same at another load."""
         return replace(self, time_scale=time_scale)
 
     def under(self, scenario: str) -> Workload:
-        """Return the same under a scenario."""
         return replace(self, scenario=scenario)
 
     def on(self, fleet: str, *, pool_share: float = 1.0) -> Workload:
@@ -204,7 +202,6 @@ class PolicyTask:
         return run_key(job.policy, [job.trace], [*settings, *([self.policy] if self.policy in GIVEN else [])])
 
     def run(self) -> TaskRun:
-        """Run the task in this process."""
         if self.policy == ONLINE:
             began_s = thread_time()
             row = simulate_campaign(self.job(), CampaignOptions(**dict(PROTOCOL)), seed=self.seed).row
@@ -215,7 +212,6 @@ class PolicyTask:
 
 @lru_cache(maxsize=8)
 def _part_of(fleet: str, pool_share: float) -> SimFleet:
-    """Return a named fleet with a part of its KV pools."""
     return ExperimentFleet(name=fleet, pool_share=pool_share).sim_fleet()
 
 
@@ -234,7 +230,7 @@ def _regions() -> tuple[SimFleet, RouterLimits | None, tuple[float, float]]:
     return fleet, limits_of(loaded), (loaded.proxy.probe_interval_s, loaded.proxy.scrape_interval_s or 30.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RatioTarget:
     """`figure` of `policy` is at most `at_most` times that of the best of `others`.
 
@@ -248,28 +244,26 @@ class RatioTarget:
         One, or several for their geometric mean.
     others:
         The best has the lowest mean of the figure over seeds; chosen per workload.
-    others_on:
-        Workloads of the others, one per workload; None: the same.
     figure:
         A key of `MEASURES`.
+    others_on:
+        Workloads of the others, one per workload; None: the same.
     """
 
     group: str
     policy: str
     workloads: Sequence[Workload]
     others: Sequence[str]
-    others_on: Sequence[Workload] | None = None
     figure: str
     at_most: float
+    others_on: Sequence[Workload] | None = None
 
     def tasks(self, seeds: Sequence[int]) -> Iterator[PolicyTask]:
-        """Yield every run that the target needs."""
         for workload, beside in self.pairs:
             for on, policy in ((workload, self.policy), *((beside, other) for other in self.others)):
                 yield from (PolicyTask(on, policy, seed) for seed in seeds[: on.seeds])
 
     def first(self, requests: int | None) -> RatioTarget:
-        """Return the same with only so many requests of each workload."""
         return self._on(lambda one: one.first(requests))
 
     def queued(self, queue: Queue | None) -> RatioTarget:
@@ -314,19 +308,13 @@ class RatioTarget:
 
 
 def targets_of(
-    group: str,
-    workloads: Iterable[Workload],
-    others: Sequence[str],
-    *bounds: tuple[str, float],
-    policy: str = OURS,
+    group: str, workloads: Iterable[Workload], others: Sequence[str], *bounds: tuple[str, float], policy: str = OURS
 ) -> Iterator[RatioTarget]:
     """Yield a target per figure, with its bound, and workload."""
     found = list(workloads)
     for figure, at_most in bounds:
         for one in found:
-            yield RatioTarget(
-                group=group, policy=policy, workloads=(one,), others=others, figure=figure, at_most=at_most
-            )  # fmt: skip
+            yield RatioTarget(group, policy, (one,), others, figure, at_most)
 
 
 def _rows(runs: Runs, workload: Workload, policy: str, seeds: Sequence[int]) -> dict[int, ResultRow]:

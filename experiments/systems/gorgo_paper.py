@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from math import exp, log
 from statistics import mean, median
 from typing import Any, TypeAlias
@@ -206,12 +207,10 @@ def task_of(table: PublishedTable, policy: str, profile: EngineProfile, seed: in
 
 
 def stats_of(row: ResultRow) -> Stats:
-    """Return the seven figures of a run."""
     return tuple(MEASURES[name](row) or 0.0 for name in MEASURED)
 
 
 def median_stats(stats: Sequence[Stats]) -> Stats:
-    """Return the median over runs of each figure."""
     return tuple(median(values) for values in zip(*stats, strict=True))
 
 
@@ -233,7 +232,7 @@ def named_tasks(profile: EngineProfile, h100: EngineProfile, seed: int) -> Itera
             yield (load_name(time_scale, surge=surge), policy), task_of(table, policy, profile, seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FigureRow:
     """One figure of a table: simulated and measured."""
 
@@ -251,11 +250,14 @@ class FigureRow:
     def met(self) -> bool:
         return 1 / WITHIN <= self.ratio <= WITHIN
 
+    @property
+    def cell(self) -> str:
+        return f"{self.simulated:.4g} ({self.measured:g})"
 
-def report(groups: Sequence[str], grid: Grid, runner: Runner, profile: str = QWEN_L40S) -> SystemReport:
+
+def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:  # noqa: ARG001 - there is one
     """Run the paper's tables and return them beside the measured ones: medians over seeds."""
-    del groups
-    engine, h100 = find_profile(profile), find_profile(OTHER_PROFILE)
+    engine, h100 = find_profile(QWEN_L40S), find_profile(OTHER_PROFILE)
     by_seed = [
         {
             name: replace(task, workload=task.workload.first(grid.first_requests))
@@ -263,21 +265,25 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner, profile: str = QWE
         }
         for seed in grid.seeds
     ]
-    runs = runner.runs(
-        list(dict.fromkeys(task for named in by_seed for task in named.values())), title="paper's tables"
-    )
+    tasks = list(dict.fromkeys(task for named in by_seed for task in named.values()))
+    runs = runner.runs(tasks, title="paper's tables")
     found = {name: median_stats([stats_of(runs[named[name]].row) for named in by_seed]) for name in by_seed[0]}
-    stats = [row for window in WINDOWS for row in _stats_rows(window.on, window, found)]
-    windows = [_window(one, [row for row in stats if row.window == one.on]) for one in WINDOWS]
+    tables = {
+        "stats": [row for window in WINDOWS for row in _stats_rows(window.on, window, found)],
+        "sweep": list(_sweep(found)),
+        "half_load": list(_stats_rows(HALF_LOAD.on, HALF_LOAD, found)),
+        "surge": [
+            row
+            for table in (WINDOWS[-1], HALF_LOAD)
+            for row in _stats_rows(load_name(table.time_scale, surge=True), table, found)
+        ],
+        "surge_sweep": list(_sweep(found, surge=True)),
+    }
     rows: dict[str, Any] = {
         "profile": engine.name,
         "seeds": len(by_seed),
-        "stats": [asdict(row) for row in stats],
-        "windows": windows,
-        "sweep": [asdict(row) for row in _sweep(found)],
-        "half_load": [asdict(row) for row in _stats_rows(HALF_LOAD.on, HALF_LOAD, found)],
-        "surge": [asdict(row) for row in _surge(found)],
-        "surge_sweep": [asdict(row) for row in _sweep(found, surge=True)],
+        **{name: [asdict(row) for row in some] for name, some in tables.items()},
+        "windows": [_window(one, [row for row in tables["stats"] if row.window == one.on]) for one in WINDOWS],
         "claims": list(_ratios(found)),
         "hits": {
             one.on: {
@@ -286,20 +292,27 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner, profile: str = QWE
             for one in WINDOWS
         },
     }
-    met = sum(row.met for row in stats)
-    ordered = sum((row["rho"] or 0.0) >= RHO_MIN for row in windows)
+    met = sum(row.met for row in tables["stats"])
+    ordered = sum((row["rho"] or 0.0) >= RHO_MIN for row in rows["windows"])
     end = (
-        f"{engine.name}, {len(by_seed)} seeds, simulated: {met} of {len(stats)} figures within 30 %, order of policies "
-        f"as measured in {ordered} of {len(WINDOWS)} windows"
+        f"{engine.name}, {len(by_seed)} seeds, simulated: {met} of {len(tables['stats'])} figures within 30 %, order "
+        f"of policies as measured in {ordered} of {len(WINDOWS)} windows"
     )
-    return SystemReport(sections=list(_sections(rows, stats, found)), end=end, rows=rows)
+    return SystemReport(sections=list(_sections(rows, tables)), end=end, rows=rows)
 
 
 def _stats_rows(on: str, table: PublishedTable, found: Mapping[RunName, Stats]) -> Iterator[FigureRow]:
-    """Yield the seven figures of every policy."""
     for policy, measured in table.stats.items():
         for figure, ours, theirs in zip(FIGURE_NAMES, found[on, policy], measured, strict=True):
-            yield FigureRow(window=on, policy=policy, figure=figure, simulated=ours, measured=theirs)
+            yield FigureRow(on, policy, figure, ours, theirs)
+
+
+def _sweep(found: Mapping[RunName, Stats], *, surge: bool = False) -> Iterator[FigureRow]:
+    for policy, loads in LOAD_SWEEP.items():
+        for time_scale, measured in loads.items():
+            name = load_name(time_scale, surge=surge)
+            for place, theirs in zip(P95, measured, strict=True):
+                yield FigureRow(name, policy, FIGURE_NAMES[place], found[name, policy][place], theirs)
 
 
 def _window(window: PublishedTable, rows: Sequence[FigureRow]) -> dict[str, Any]:
@@ -319,69 +332,47 @@ def _geometric(values: Sequence[float]) -> float:
     return exp(mean(map(log, values)))
 
 
-def _sweep(found: Mapping[RunName, Stats], *, surge: bool = False) -> Iterator[FigureRow]:
-    for policy, loads in LOAD_SWEEP.items():
-        for time_scale, measured in loads.items():
-            name = load_name(time_scale, surge=surge)
-            for place, theirs in zip(P95, measured, strict=True):
-                ours = found[name, policy][place]
-                yield FigureRow(window=name, policy=policy, figure=FIGURE_NAMES[place], simulated=ours, measured=theirs)
-
-
-def _surge(found: Mapping[RunName, Stats]) -> Iterator[FigureRow]:
-    yield from _stats_rows(load_name(WINDOWS[-1].time_scale, surge=True), WINDOWS[-1], found)
-    yield from _stats_rows(load_name(HALF_LOAD.time_scale, surge=True), HALF_LOAD, found)
-
-
 def _ratios(found: Mapping[RunName, Stats]) -> Iterator[dict[str, Any]]:
     """Yield the published comparisons: the paper's policy over others, as published and simulated."""
-    for table, on, against, place in published_ratios():
-        if (on, against) in found:
-            yield {
-                "on": f"{on}, table 5" if table is HALF_LOAD else on,
-                "of": PAPER,
-                "against": against,
-                "figure": FIGURE_NAMES[place],
-                "published": table.stats[PAPER][place] / table.stats[against][place],
-                "simulated": found[on, PAPER][place] / found[on, against][place],
-            }
-
-
-def published_ratios() -> Iterator[tuple[PublishedTable, str, str, int]]:
-    """Yield table, what it is on, the other policy and the place of the figure of each published comparison."""
-    for window in WINDOWS:
-        yield from ((window, window.on, AFFINITY, place) for place in P95)
-    for against in (AFFINITY, "least-request"):
-        for time_scale in LOAD_SWEEP[against]:
-            yield from ((_sweep_table(time_scale), load_name(time_scale), against, place) for place in P95)
-    yield from ((HALF_LOAD, HALF_LOAD.on, against, place) for against in _others(HALF_LOAD) for place in P95)
-    yield from ((RERUN, RERUN.on, RANDOM, place) for place in range(len(FIGURE_NAMES)))
-    yield from ((HACKED, HACKED.on, against, place) for against in _others(HACKED) for place in P95)
+    compared = [
+        *((window, AFFINITY, P95) for window in WINDOWS),
+        *((_sweep_table(scale), other, P95) for other in (AFFINITY, "least-request") for scale in LOAD_SWEEP[other]),
+        *((HALF_LOAD, other, P95) for other in _others(HALF_LOAD)),
+        (RERUN, RANDOM, range(len(FIGURE_NAMES))),
+        *((HACKED, other, P95) for other in _others(HACKED)),
+    ]
+    for table, against, places in compared:
+        for place in places:
+            if (table.on, against) in found:
+                yield {
+                    "on": f"{table.on}, table 5" if table is HALF_LOAD else table.on,
+                    "of": PAPER,
+                    "against": against,
+                    "figure": FIGURE_NAMES[place],
+                    "published": table.stats[PAPER][place] / table.stats[against][place],
+                    "simulated": found[table.on, PAPER][place] / found[table.on, against][place],
+                }
 
 
 def _sweep_table(time_scale: float) -> PublishedTable:
     """Return the rows of table 3 at one load; only the two p95 are printed."""
-    stats = {policy: _at_p95(*loads[time_scale]) for policy, loads in LOAD_SWEEP.items()}
+    both = {policy: loads[time_scale] for policy, loads in LOAD_SWEEP.items()}
     return replace(
         WINDOWS[-1], place="table 3", column=f"Apr 7, time_scale {time_scale:g}", on=load_name(time_scale),
-        time_scale=time_scale, stats=stats,
+        time_scale=time_scale, stats={policy: (0.0, ms, 0.0, 0.0, e2e_s) for policy, (ms, e2e_s) in both.items()},
     )  # fmt: skip
-
-
-def _at_p95(ttft_ms: float, e2e_s: float) -> Stats:
-    return (0.0, ttft_ms, 0.0, 0.0, e2e_s)
 
 
 def _others(table: PublishedTable) -> list[str]:
     return [policy for policy in table.stats if policy != PAPER]
 
 
-def _sections(
-    rows: Mapping[str, Any], stats: Sequence[FigureRow], found: Mapping[RunName, Stats]
-) -> Iterator[TableSection]:
-    header = ("window", "policy", *FIGURE_NAMES, "hits")
-    cells = [(*row, f"{rows['hits'][row[0]][row[1]]:.0%}") for row in _by_run(stats)]
-    yield TableSection("Table 2: simulated (measured); * is more than 30 % off", header, cells)
+def _sections(rows: Mapping[str, Any], tables: Mapping[str, Sequence[FigureRow]]) -> Iterator[TableSection]:
+    yield TableSection(
+        "Table 2: simulated (measured); * is more than 30 % off",
+        ("window", "policy", *FIGURE_NAMES, "hits"),
+        [(*row, f"{rows['hits'][row[0]][row[1]]:.0%}") for row in _by_run(tables["stats"])],
+    )
     yield TableSection(
         "Simulated / measured, geometric mean over policies",
         ("window", "fitted on", *FIGURE_NAMES, "all", "within 30 %", "rho"),
@@ -392,14 +383,12 @@ def _sections(
             for one in rows["windows"]
         ],
     )  # fmt: skip
-    for title, sweep in (("Table 3, load sweep", _sweep(found)), ("Table 3, with a surge", _sweep(found, surge=True))):
-        cells = [(row.window, row.policy, row.figure, f"{row.simulated:.4g} ({row.measured:g})") for row in sweep]
+    for title, name in (("Table 3, load sweep", "sweep"), ("Table 3, with a surge", "surge_sweep")):
+        cells = [(row.window, row.policy, row.figure, row.cell) for row in tables[name]]
         yield TableSection(f"{title}: simulated (measured)", ("on", "policy", "figure", "simulated (measured)"), cells)
-    half_load = list(_stats_rows(HALF_LOAD.on, HALF_LOAD, found))
-    for title, some in (("Table 5", half_load), ("April 7 of tables 2 and 5, with a surge", list(_surge(found)))):
-        yield TableSection(
-            f"{title}: simulated (measured); * as above", ("on", "policy", *FIGURE_NAMES), list(_by_run(some))
-        )
+    for title, name in (("Table 5", "half_load"), ("April 7 of tables 2 and 5, with a surge", "surge")):
+        some = list(_by_run(tables[name]))
+        yield TableSection(f"{title}: simulated (measured); * as above", ("on", "policy", *FIGURE_NAMES), some)
     yield TableSection(
         "The paper's claims",
         ("on", "of", "against", "figure", "published", "simulated"),
@@ -411,11 +400,9 @@ def _sections(
 
 
 def _by_run(stats: Sequence[FigureRow]) -> Iterator[tuple[str, ...]]:
-    """Yield a row per window and policy."""
     by_run: dict[tuple[str, str], list[str]] = {}
     for row in stats:
-        mark = "" if row.met else " *"
-        by_run.setdefault((row.window, row.policy), []).append(f"{row.simulated:.4g} ({row.measured:g}){mark}")
+        by_run.setdefault((row.window, row.policy), []).append(row.cell + ("" if row.met else " *"))
     yield from ((*name, *cells) for name, cells in by_run.items())
 
 
@@ -425,51 +412,44 @@ def _by_run(stats: Sequence[FigureRow]) -> Iterator[tuple[str, ...]]:
 def claims(grid: Grid) -> list[Claim]:
     """Return the paper's policy over every baseline, by p95 TTFT and p95 E2E where both are printed."""
     fitted, h100 = find_profile(QWEN_L40S), find_profile(OTHER_PROFILE)
-    found: list[Claim] = []
-    for window in WINDOWS:  # the paper's run of April 5 tries weights while it is measured
-        table = replace(window, policy=ONLINE) if window.on == "April 5" else window
-        found += _claims(table, workload_of(window, fitted), grid)
-    for time_scale in (1.0, 2.0, 3.0):
-        table = _sweep_table(time_scale)
-        found += _claims(table, workload_of(table, fitted), grid)
-    found += _claims(HALF_LOAD, workload_of(HALF_LOAD, fitted), grid)
-    for table in (WILDCHAT, WILDCHAT_ONLINE):
-        found += _claims(table, workload_of(table, fitted, concurrency=32), grid)
-    found += _claims(RERUN, workload_of(RERUN, h100), grid)
-    found += _claims(RERUN_FULL_LOAD, workload_of(RERUN_FULL_LOAD, h100), grid)
-    found += _claims(
-        HACKED, workload_of(HACKED, fitted), grid, "the window of April 2 is not known; April 6 stands for it"
-    )
-    return found
+    # The paper's run of April 5 tries weights while it is measured.
+    windows = [replace(window, policy=ONLINE) if window.on == "April 5" else window for window in WINDOWS]
+    sweep = [_sweep_table(time_scale) for time_scale in (1.0, 2.0, 3.0)]
+    workloads = [
+        *((table, workload_of(table, fitted)) for table in (*windows, *sweep, HALF_LOAD)),
+        *((table, workload_of(table, fitted, concurrency=32)) for table in (WILDCHAT, WILDCHAT_ONLINE)),
+        *((table, workload_of(table, h100)) for table in (RERUN, RERUN_FULL_LOAD)),
+        (HACKED, workload_of(HACKED, fitted)),
+    ]
+    return [
+        claim for table, workload in workloads for claim in _claims(table, workload.first(grid.first_requests), grid)
+    ]
 
 
-def _claims(table: PublishedTable, workload: Workload, grid: Grid, note: str = "") -> Iterator[Claim]:
-    workload = workload.first(grid.first_requests)
+def _claims(table: PublishedTable, workload: Workload, grid: Grid) -> Iterator[Claim]:
     units = {1: "ms", 4: "s"}
-    for against in _others(table):
-        for place in P95:
-            if place >= len(table.stats[PAPER]):
-                continue
-            theirs, baseline = table.stats[PAPER][place], table.stats[against][place]
-            source = Source(
-                table.document, table.place, f"GORGO over {against}", f"{table.column}, {FIGURE_NAMES[place]}"
-            )
-            text = f"{theirs:g} over {baseline:g} {units[place]}"
-            words = ONLINE if table.policy == ONLINE else PAPER
-            policies = (table.policy, against, OURS)
-            yield Claim(
-                system=TITLE,
-                on=workload.name,
-                figure=f"{MEASURED[place]}, {words} / {against}",
-                published=Published.of(f"{theirs / baseline:.3f}", source, text),
-                tasks=[PolicyTask(workload, policy, seed) for seed in grid.seeds for policy in policies],
-                reproduced=partial(_ratio_of, workload, table.policy, against, MEASURED[place], grid),
-                ours=partial(_ratio_of, workload, OURS, against, MEASURED[place], grid),
-                ours_name=OURS,
-                note=note,
-            )
+    ratio = partial(_ratio_of, workload, grid)
+    for against, place in product(_others(table), P95):
+        if place >= len(table.stats[PAPER]):
+            continue
+        theirs, baseline = table.stats[PAPER][place], table.stats[against][place]
+        column = f"{table.column}, {FIGURE_NAMES[place]}"
+        source = Source(table.document, table.place, f"GORGO over {against}", column)
+        text = f"{theirs:g} over {baseline:g} {units[place]}"
+        policies = (table.policy, against, OURS)
+        yield Claim(
+            system=TITLE,
+            on=workload.name,
+            figure=f"{MEASURED[place]}, {ONLINE if table.policy == ONLINE else PAPER} / {against}",
+            published=Published.of(f"{theirs / baseline:.3f}", source, text),
+            tasks=[PolicyTask(workload, policy, seed) for seed in grid.seeds for policy in policies],
+            reproduced=partial(ratio, table.policy, against, MEASURED[place]),
+            ours=partial(ratio, OURS, against, MEASURED[place]),
+            ours_name=OURS,
+            note="the window of April 2 is not known; April 6 stands for it" if table is HACKED else "",
+        )
 
 
-def _ratio_of(workload: Workload, of: str, against: str, figure: str, grid: Grid, runs: Runs) -> Ratio | None:
+def _ratio_of(workload: Workload, grid: Grid, of: str, against: str, figure: str, runs: Runs) -> Ratio | None:
     tasks, others = ([PolicyTask(workload, name, seed) for seed in grid.seeds] for name in (of, against))
     return ratio_between(tasks, others, MEASURES[figure], runs)

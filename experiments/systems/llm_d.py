@@ -13,9 +13,9 @@ from math import exp, inf
 
 from experiments.comparison import VariantComparison
 from experiments.grid import Grid, SystemReport
-from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report_of, routers
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
+from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, router_report, routers
 from experiments.runner import Runner
 from experiments.traffic import Phase, PhasedTraffic
 from gorgo.lab.datasets import GroupsShape
@@ -32,38 +32,14 @@ RATES, SHAREGPT_RATE = {"A": 30.0, "B": 9.0, "C": 10.0, "D": 4.0}, 60.0
 #: Shares of these rates that the curves over the rate have beside the rates themselves.
 LADDER = (0.4, 0.7)
 _CHAT = GroupsShape(
-    seed=0,
-    duration_s=1.0,
-    rate_per_s=1.0,
-    groups=6,
-    users=6000,
-    system_median=1000,
-    system_sigma=0.0,
-    history_median=0,
-    history_sigma=0.0,
-    turns_mean=50.0,
-    turn_median=30,
-    turn_sigma=0.3,
-    think_s_min=2.0,
-    answer_token_s=0.06,
-    output_median=1000,
-    output_sigma=0.3,
-    output_max=4096,
-    input_max=28_000,
-    block_tokens=64,
-)
+    seed=0, duration_s=1.0, rate_per_s=1.0, groups=6, users=6000, system_median=1000, system_sigma=0.0,
+    history_median=0, history_sigma=0.0, turns_mean=50.0, turn_median=30, turn_sigma=0.3, think_s_min=2.0,
+    answer_token_s=0.06, output_median=1000, output_sigma=0.3, output_max=4096, input_max=28_000, block_tokens=64,
+)  # fmt: skip
 _PRODUCTION = replace(
-    _CHAT,
-    groups=6,
-    users=300,
-    turn_median=729,
-    turn_sigma=1.6,
-    output_median=300,
-    output_sigma=1.3,
-    output_max=8192,
-    input_max=131_072,
-    turns_mean=12.0,
-)
+    _CHAT, groups=6, users=300, turn_median=729, turn_sigma=1.6, turns_mean=12.0, output_median=300, output_sigma=1.3,
+    output_max=8192, input_max=131_072,
+)  # fmt: skip
 #: Scenarios: groups, users of each, tokens of a system prompt and of a question.
 SCENARIOS = {"A": (6, 1000, 1000, 30), "B": (6, 1000, 1000, 3000), "C": (150, 5, 6000, 1200), "D": (150, 5, 1000, 6200)}
 #: The production table's figures of the baselines and of predicted latency, as printed: ratios to weights of 3:2:2.
@@ -119,7 +95,6 @@ CACHED_TURNS = replace(
 
 
 def comparisons() -> list[VariantComparison]:
-    """Return every comparison."""
     return [*_accuracy(), *_scenarios(), *_production(), _gates(), *_fresh()]
 
 
@@ -216,12 +191,10 @@ PICTURES = {
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run the groups and return their tables."""
-    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return router_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:
-    """Return every published figure."""
     found = comparisons()
     return [
         *claims_of(TITLE, found, grid, ("scenarios", "production")),
@@ -240,14 +213,9 @@ def _errors(some: Sequence[VariantComparison], grid: Grid) -> Iterator[Claim]:
         for name, column in (("ttft_mean", "TTFT"), ("tpot_mean", "TPOT")):
             tasks = [one.task(variant, seed) for seed in grid.seeds for variant in (PREDICTED, RESIDUAL)]
             yield Claim(
-                system=TITLE,
-                on=one.title,
-                figure=f"mean error of predicted {column}, %",
+                system=TITLE, on=one.title, figure=f"mean error of predicted {column}, %", is_ratio=False, tasks=tasks,
                 published=Published.of("5", _source("text on accuracy", "all scenarios", f"MAPE of {column}")),
-                tasks=tasks,
                 reproduced=one.mean_of(PREDICTED, name, grid.seeds, 100),
-                ours=one.mean_of(RESIDUAL, name, grid.seeds, 100),
-                ours_name=RESIDUAL,
-                is_ratio=False,
+                ours=one.mean_of(RESIDUAL, name, grid.seeds, 100), ours_name=RESIDUAL,
                 note="the post says about 5 %, and not on which requests",
-            )
+            )  # fmt: skip

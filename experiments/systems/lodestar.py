@@ -13,9 +13,9 @@ from typing import Any
 
 from experiments.comparison import ComparisonTarget, VariantComparison
 from experiments.grid import Grid, SystemReport
-from experiments.learned import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, report_of, routers
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
+from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, router_report, routers
 from experiments.runner import Runner
 from experiments.traffic import Phase, PhasedTraffic, ReuseTraffic
 from experiments.variants import QUEUEING, SHADOWS, TAUS
@@ -53,19 +53,9 @@ def _source(place: str, row: str, column: str) -> Source:
 def sharing_shape(share: float, lengths: Quantiles = LENGTHS) -> SharingShape:
     """Return prompts of which `share` is a prefix that ten requests use, forty others apart."""
     return SharingShape(
-        seed=0,
-        requests=1,
-        rate_per_s=1.0,
-        input_quantiles=lengths,
-        shared_share=share,
-        new_share=0.1,
-        reuse_distance=40,
-        shift_at=0,
-        output_median=90,
-        output_sigma=0.6,
-        output_max=512,
-        block_tokens=64,
-    )
+        seed=0, requests=1, rate_per_s=1.0, input_quantiles=lengths, shared_share=share, new_share=0.1,
+        reuse_distance=40, shift_at=0, output_median=90, output_sigma=0.6, output_max=512, block_tokens=64,
+    )  # fmt: skip
 
 
 def one_phase(name: str, *streams: Any, requests: int, rate_per_s: float, **more: Any) -> PhasedTraffic:
@@ -75,14 +65,12 @@ def one_phase(name: str, *streams: Any, requests: int, rate_per_s: float, **more
 
 
 def sharing(share: float, *, requests: int, rate_per_s: float, output_tokens: int | None = None) -> PhasedTraffic:
-    """Return one level of sharing."""
     name = f"{share:.0%} shared" + (", prefill only" if output_tokens == 1 else "")
     shape = sharing_shape(share)
     return one_phase(name, shape, requests=requests, rate_per_s=rate_per_s, output_tokens=output_tokens)
 
 
 def mixed(*, requests: int, rate_per_s: float) -> PhasedTraffic:
-    """Return four levels of sharing side by side."""
     return one_phase("mixed", *map(sharing_shape, MIXED), requests=requests, rate_per_s=rate_per_s)
 
 
@@ -118,17 +106,12 @@ def more_sharing() -> PhasedTraffic:
 def published_shape() -> ReuseTraffic:
     """Return its synthetic traffic as published: 1k to 10k tokens, answers of N(100, 10), even distances of reuse."""
     return ReuseTraffic(
-        name="1k to 10k tokens, 5/s",
-        requests=REQUESTS,
-        rate_per_s=5.0,
-        lengths=(1_000, 10_000),
-        output_mean=100.0,
+        name="1k to 10k tokens, 5/s", requests=REQUESTS, rate_per_s=5.0, lengths=(1_000, 10_000), output_mean=100.0,
         output_deviation=10.0,
-    )
+    )  # fmt: skip
 
 
 def longer_prompts() -> PhasedTraffic:
-    """Return prompts of 1k tokens, then of 8k."""
     parts = [sharing_shape(0.5, ((0.0, tokens), (1.0, tokens))) for tokens in (1000.0, 8000.0)]
     return shift("1k to 8k tokens", parts, (14.0, 3.0), requests=2 * REQUESTS)
 
@@ -168,12 +151,10 @@ def _against_heuristic(fleet: str, variants: Sequence[str]) -> Iterator[Comparis
         published = Published.of(text, _source("evaluation", row, f"{figure}, over {HEURISTIC}"), HEURISTIC)
         for variant in variants:
             yield ComparisonTarget(
-                of=variant,
-                against=HEURISTIC,
-                figure=figure,
+                of=variant, against=HEURISTIC, figure=figure,
                 at_least=SUMMARY[figure] if variant == RESIDUAL else None,
                 published=published if variant == LODESTAR else None,
-            )
+            )  # fmt: skip
 
 
 def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
@@ -220,12 +201,11 @@ def _long() -> Iterator[VariantComparison]:
 def _motivation() -> Iterator[VariantComparison]:
     """One heuristic wins on long prompts and loses on short ones at twice the rate."""
     for tokens, rate in ((4000, 5.0), (1000, 10.0)):
-        published = {} if tokens == 4000 else {
-            (HEURISTIC, MEAN): Published.of("0.41", _source("figure 1", "RPS 10, 1k prompts", "mean TTFT"),
-                                            "1409 ms over 3468 ms"),
-            (HEURISTIC, P99): Published.of("0.67", _source("figure 1", "RPS 10, 1k prompts", "p99 TTFT"),
-                                           "6000 ms over 9000 ms"),
-        }  # fmt: skip
+        rows = (MEAN, "0.41", "1409 ms over 3468 ms"), (P99, "0.67", "6000 ms over 9000 ms")
+        published = {
+            (HEURISTIC, figure): Published.of(text, _source("figure 1", "RPS 10, 1k prompts", figure), of)
+            for figure, text, of in (() if tokens == 4000 else rows)
+        }
         traffic = _fixed_length(tokens, 0.8, rate)
         yield routers("motivation", "7xL20", traffic, "least-request", (HEURISTIC, GORGO_MS), (MEAN, P99), published)
 
@@ -258,10 +238,10 @@ def _pools() -> Iterator[VariantComparison]:
 
 def _filter() -> VariantComparison:
     """At the most that is served without a queue that grows: there KV pools are full, as published."""
-    place = "ablation of the K-filter"
+    rows = (MEAN, "1.72", "3209 ms over 1865 ms"), (P99, "1.78", "18686 ms over 10528 ms")
     published = {
-        (LODESTAR, MEAN): Published.of("1.72", _source(place, "ToolAgent, 12 RPS", MEAN), "3209 ms over 1865 ms"),
-        (LODESTAR, P99): Published.of("1.78", _source(place, "ToolAgent, 12 RPS", P99), "18686 ms over 10528 ms"),
+        (LODESTAR, figure): Published.of(text, _source("ablation of the K-filter", "ToolAgent, 12 RPS", figure), of)
+        for figure, text, of in rows
     }
     traffic = shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.3)
     return routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", (LODESTAR, RESIDUAL), (MEAN, P99), published)
@@ -303,29 +283,22 @@ PICTURES: dict[str, Pictured] = {
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run the groups and return their tables."""
     found = [one for one in comparisons(grid.trace) if one.group in groups]
-    return report_of(found, grid, runner, PICTURES)
+    return router_report(found, grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:
-    """Return every published figure."""
     rows = claims_of(
         TITLE, comparisons(grid.trace), grid, ("lodestar", "lodestar-long", "motivation", "pools", "k-filter")
     )
-    summary = [
-        Claim(system=TITLE, on="all", figure=f"{figure}, {HEURISTIC} / {LODESTAR}",
-              published=Published.of(f"{SUMMARY[figure]:g}", _source("summary", "overall", figure), HEURISTIC),
-              note="the paper's mean over all of its runs; the fleets are compared one by one")
-        for figure in (MEAN, P99)
-    ]  # fmt: skip
-    untried = [
-        ("decision overhead, mean, ms", "3", "mean", "a network in process has no call to a service to measure"),
-        ("decision overhead, tail, ms", "4.5", "tail", "as above"),
-    ]
-    overhead = [
-        Claim(system=TITLE, on="10 to 80 requests a second", figure=figure, is_ratio=False, note=note,
-              published=Published.of(text, _source("overhead", "10-80 RPS", column)))
-        for figure, text, column, note in untried
-    ]  # fmt: skip
-    return [*rows, *summary, *overhead]
+    for figure, value in SUMMARY.items():
+        published = Published.of(f"{value:g}", _source("summary", "overall", figure), HEURISTIC)
+        note = "the paper's mean over all of its runs; the fleets are compared one by one"
+        rows.append(Claim(TITLE, "all", f"{figure}, {HEURISTIC} / {LODESTAR}", published, note=note))
+    for column, text, note in (
+        ("mean", "3", "a network in process has no call to a service to measure"), ("tail", "4.5", "as above"),
+    ):  # fmt: skip
+        published = Published.of(text, _source("overhead", "10-80 RPS", column))
+        figure = f"decision overhead, {column}, ms"
+        rows.append(Claim(TITLE, "10 to 80 requests a second", figure, published, is_ratio=False, note=note))
+    return rows

@@ -7,7 +7,7 @@ at loads at which requests wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from experiments.grid import Grid, SystemReport
 from experiments.runner import Runner
@@ -34,24 +34,17 @@ MEASURED = ("mean TTFT", "p95 TTFT", "p95 E2E")
 AT_MOST = 1.03
 
 
-def workloads() -> list[Workload]:
-    """Return the workloads, none of which the defaults were chosen on."""
-    return [
+def targets() -> list[RatioTarget]:
+    """Return a target per change and figure, over the workloads, none of which the defaults were chosen on."""
+    workloads = [
         Workload(name=shape, traces=(shape,), filters=FILTERS, time_scale=time_scale, fleet=fleet)
         for shape, time_scale, fleet in HELD_OUT
     ]
-
-
-def targets() -> Iterator[RatioTarget]:
-    """Yield a target per change and figure."""
-    for label in CHANGED:
-        for figure in MEASURED:
-            yield RatioTarget(
-                group="plateau", policy=OURS, workloads=workloads(), others=(label,), figure=figure, at_most=AT_MOST
-            )
+    return [
+        RatioTarget("plateau", OURS, workloads, (label,), figure, AT_MOST) for label in CHANGED for figure in MEASURED
+    ]
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run what the targets need, and return them."""
     found = [one.first(grid.first_requests).queued(grid.queue) for one in targets() if one.group in groups]
     return report_on(found, grid.seeds, runner, titles=TITLES)

@@ -47,6 +47,7 @@ TITLES = {
     "two-terms-shapes": "The same on every shape and two schedulers",
 }
 GROUPS = tuple(TITLES)
+TTFT, E2E = "p95 TTFT", "p95 E2E"
 HEADER = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met")
 MEANS_HEADER = ("on", "policy", "TTFT p50 ms", "p95", "E2E p50 s", "p95", "hit %")
 #: Measure, form and factor of the columns behind on and policy.
@@ -109,13 +110,34 @@ def engine_workloads() -> Iterator[Workload]:
 
 def all_targets(conversation: str | None) -> list[RatioTarget]:
     """Return every target in the order of the table; those of the conversation trace only with its file."""
-    art_chat = [ART_CHAT.at(load) for load in ART_CHAT_LOADS]
-    workloads = [*art_chat, *_conversation(conversation)]
+    low, high = ([ART_CHAT.at(load) for load in loads] for loads in (ART_CHAT_LOADS[:2], ART_CHAT_LOADS[2:]))
+    workloads = [*low, *high, *_conversation(conversation)]
+    scenarios = [SCENARIOS_AT.under(name) for name in SCENARIOS]
+    partial = [replace(ART_CHAT, seeds=PARTIAL_HITS_SEEDS).at(load).under(name)
+               for name in PARTIAL_HITS for load in PARTIAL_HITS_LOADS]  # fmt: skip
+    tail = replace(WILDCHAT, seeds=PARTIAL_HITS_SEEDS).at(1.0)
+    of_engines = [(figure, ENGINES_AT_MOST) for figure in (TTFT, E2E)]
     return [
-        *_baselines(art_chat), *_published(workloads), *_oracle(workloads), *_rivals(workloads), *_scenarios(),
-        *targets_of("wildchat", (WILDCHAT,), (RANDOM,), ("p95 TTFT", 0.85)), *_priors(), *_paper(), *_learned(),
-        *_engines(), *_partial_hits(), *_tail(), *_residual(workloads), *_two_terms(workloads),
-    ]  # fmt: skip
+        *targets_of("baselines", low, ALL_READINGS, (TTFT, 0.90)),
+        *targets_of("baselines", high, ALL_READINGS, (TTFT, 0.80)),
+        *targets_of("baselines", low, ALL_READINGS, (E2E, 1.0)),
+        *targets_of("baselines", high, ALL_READINGS, (E2E, 0.90)),
+        *_published(workloads),
+        *targets_of("oracle", workloads, (ORACLE,), (TTFT, 1.03), (E2E, 1.03)),
+        *targets_of("rivals", workloads, RIVALS, (TTFT, OF_RIVALS), (E2E, OF_RIVALS)),
+        *targets_of("scenarios", scenarios, (ORACLE,), (TTFT, 1.06), (E2E, 1.06)),
+        *targets_of("scenarios", scenarios[:1], (PAPER,), (E2E, 1.05)),
+        *targets_of("wildchat", (WILDCHAT,), (RANDOM,), (TTFT, 0.85)),
+        *_priors(),
+        *_held_out("paper", PAPER, BASELINES, PUBLISHED_RATIOS),
+        *_held_out("learned", LEARNED, BASELINES, PUBLISHED_RATIOS),
+        *_held_out("learned", LEARNED, (PAPER,), dict.fromkeys(PUBLISHED_RATIOS, 1.0)),
+        *targets_of("engines", engine_workloads(), (PAPER, *ALL_READINGS), *of_engines),
+        *targets_of("partial-hits", partial, (PAPER,), (TTFT, 0.97), (E2E, 1.0)),
+        *targets_of("tail", [tail], (PAPER,), ("p99 TTFT", 1.0), (E2E, 1.0)),
+        *_residual(workloads, scenarios),
+        *_two_terms(workloads, scenarios),
+    ]
 
 
 def _conversation(file: str | None) -> Iterable[Workload]:
@@ -125,101 +147,42 @@ def _conversation(file: str | None) -> Iterable[Workload]:
     return [trace.at(load) for load in CONVERSATION_LOADS]
 
 
-def _mean_of(workloads: Sequence[Workload], figure: str, at_most: float) -> RatioTarget:
-    """Return the target of a geometric mean over workloads, against the published policy."""
-    return RatioTarget(
-        group="published", policy=OURS, workloads=workloads, others=(PAPER,), figure=figure, at_most=at_most
-    )  # fmt: skip
-
-
-def _baselines(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
-    low = [workload for workload in workloads if workload.time_scale > 1.25]
-    high = [workload for workload in workloads if workload.time_scale <= 1.25]
-    for figure, bounds in (("p95 TTFT", (0.90, 0.80)), ("p95 E2E", (1.0, 0.90))):
-        for some, bound in zip((low, high), bounds, strict=True):
-            yield from targets_of("baselines", some, ALL_READINGS, (figure, bound))
-
-
 def _published(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
     """Yield a target per load and one of their geometric mean; p95 TTFT of each load need only be lower."""
-    for figure, each, mean in (("p95 TTFT", 1.0, 0.90), ("p50 TTFT", 0.85, 0.85), ("p50 E2E", 1.03, 1.03)):
+    for figure, each, mean in ((TTFT, 1.0, 0.90), ("p50 TTFT", 0.85, 0.85), ("p50 E2E", 1.03, 1.03)):
         yield from targets_of("published", workloads, (PAPER,), (figure, each))
-        yield _mean_of(workloads, figure, mean)
-
-
-def _oracle(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
-    yield from targets_of("oracle", workloads, (ORACLE,), ("p95 TTFT", 1.03), ("p95 E2E", 1.03))
-
-
-def _rivals(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
-    yield from targets_of("rivals", workloads, RIVALS, ("p95 TTFT", OF_RIVALS), ("p95 E2E", OF_RIVALS))
-
-
-def _scenarios() -> Iterator[RatioTarget]:
-    workloads = [SCENARIOS_AT.under(name) for name in SCENARIOS]
-    yield from targets_of("scenarios", workloads, (ORACLE,), ("p95 TTFT", 1.06), ("p95 E2E", 1.06))
-    yield from targets_of("scenarios", workloads[:1], (PAPER,), ("p95 E2E", 1.05))
+        yield RatioTarget("published", OURS, workloads, (PAPER,), figure, mean)
 
 
 def _priors() -> Iterator[RatioTarget]:
     for scenario in ("priors-fast", "priors-slow"):
-        for found in targets_of("priors", (SCENARIOS_AT.under(scenario),), (OURS,), ("p95 TTFT", 1.05)):
+        for found in targets_of("priors", (SCENARIOS_AT.under(scenario),), (OURS,), (TTFT, 1.05)):
             yield replace(found, others_on=(SCENARIOS_AT,))
 
 
-def _paper() -> Iterator[RatioTarget]:
-    for workload in HELD_OUT:
-        yield from targets_of(
-            "paper", [workload], BASELINES, ("p95 TTFT", PUBLISHED_RATIOS[workload.name]), policy=PAPER
-        )
+def _held_out(group: str, policy: str, others: Sequence[str], bounds: Mapping[str, float]) -> Iterator[RatioTarget]:
+    """Yield p95 TTFT of each of the paper's held-out windows, with its own bound."""
+    for window in HELD_OUT:
+        yield from targets_of(group, [window], others, (TTFT, bounds[window.name]), policy=policy)
 
 
-def _learned() -> Iterator[RatioTarget]:
-    for others in (BASELINES, (PAPER,)):
-        for workload in HELD_OUT:
-            limit = PUBLISHED_RATIOS[workload.name] if others == BASELINES else 1.0
-            yield from targets_of("learned", [workload], others, ("p95 TTFT", limit), policy=LEARNED)
-
-
-def _engines() -> Iterator[RatioTarget]:
-    bounds = [(figure, ENGINES_AT_MOST) for figure in ("p95 TTFT", "p95 E2E")]
-    yield from targets_of("engines", engine_workloads(), (PAPER, *ALL_READINGS), *bounds)
-
-
-def _partial_hits() -> Iterator[RatioTarget]:
-    loads = [replace(ART_CHAT, seeds=PARTIAL_HITS_SEEDS).at(load) for load in PARTIAL_HITS_LOADS]
-    workloads = [workload.under(name) for name in PARTIAL_HITS for workload in loads]
-    yield from targets_of("partial-hits", workloads, (PAPER,), ("p95 TTFT", 0.97), ("p95 E2E", 1.0))
-
-
-def _tail() -> Iterator[RatioTarget]:
-    workload = replace(WILDCHAT, seeds=PARTIAL_HITS_SEEDS).at(1.0)
-    yield from targets_of("tail", [workload], (PAPER,), ("p99 TTFT", 1.0), ("p95 E2E", 1.0))
-
-
-def _residual(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
-    """Yield a target per workload and figure that is claimed of `gorgo-ms`."""
-    scenarios = [SCENARIOS_AT.under(name) for name in (*SCENARIOS, "priors-fast", "priors-slow")]
+def _residual(workloads: Sequence[Workload], scenarios: Sequence[Workload]) -> Iterator[RatioTarget]:
+    priors = [SCENARIOS_AT.under(name) for name in ("priors-fast", "priors-slow")]
     partial = [ART_CHAT.at(2.0).under(name) for name in PARTIAL_HITS]
-    for workload in (*workloads, *scenarios, *partial, WILDCHAT, *HELD_OUT, *engine_workloads()):
+    bounds = [(figure, RESIDUAL_AT_MOST) for figure in (TTFT, E2E)]
+    for workload in (*workloads, *scenarios, *priors, *partial, WILDCHAT, *HELD_OUT, *engine_workloads()):
         few = (replace(workload, seeds=RESIDUAL_SEEDS),)
-        bounds = [(figure, RESIDUAL_AT_MOST) for figure in ("p95 TTFT", "p95 E2E")]
         yield from targets_of("residual", few, (OURS,), *bounds, policy=RESIDUAL)
 
 
-def _two_terms(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
+def _two_terms(workloads: Sequence[Workload], scenarios: Sequence[Workload]) -> Iterator[RatioTarget]:
     """Yield a target per workload and figure: the terms may cost nothing where no session herds."""
     groups: Mapping[str, Iterable[Workload]] = {
-        "two-terms": (
-            *workloads,
-            *(ART_CHAT.at(load) for load in BEYOND),
-            *(SCENARIOS_AT.under(name) for name in SCENARIOS),
-            WILDCHAT,
-        ),
+        "two-terms": (*workloads, *(ART_CHAT.at(load) for load in BEYOND), *scenarios, WILDCHAT),
         "two-terms-hits": (ART_CHAT.at(load).under(name) for name in PARTIAL_HITS for load in PARTIAL_HITS_LOADS),
         "two-terms-shapes": engine_workloads(),
     }
-    bounds = [(figure, TWO_TERMS_AT_MOST) for figure in ("mean TTFT", "p95 TTFT", "p99 TTFT", "p95 E2E")]
+    bounds = [(figure, TWO_TERMS_AT_MOST) for figure in ("mean TTFT", TTFT, "p99 TTFT", E2E)]
     for group, found in groups.items():
         for workload in found:
             few = (replace(workload, seeds=min(workload.seeds or TWO_TERMS_SEEDS, TWO_TERMS_SEEDS)),)
@@ -265,12 +228,10 @@ def mean_cells(
     tasks: Sequence[PolicyTask], runs: Runs, columns: Sequence[tuple[str, str, float]] = MEANS
 ) -> list[tuple[str, ...]]:
     """Return means over seeds of every policy, workload by workload."""
-    rows: dict[tuple[str, str], list[ResultRow]] = {}
     by_workload: dict[tuple[Workload, str], list[ResultRow]] = {}
     for task in tasks:
         by_workload.setdefault((task.workload, task.policy), []).append(runs[task].row)
-    for (workload, policy), found in by_workload.items():
-        rows[workload.label, policy] = found
+    rows = {(workload.label, policy): found for (workload, policy), found in by_workload.items()}
     labels = list(dict.fromkeys(label for label, _ in rows))
     ordered = sorted(rows, key=lambda place: (labels.index(place[0]), place[1]))
     return [

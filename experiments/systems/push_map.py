@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from experiments.caches import cached, report_of
 from experiments.comparison import ComparisonTarget, VariantComparison, mean_of
 from experiments.fleets import ExperimentFleet
 from experiments.grid import Grid, SystemReport
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
+from experiments.reports import cached, source_report
 from experiments.runner import Runner, Runs
 from experiments.systems.policies import ENGINE_FILTERS, ENGINE_FLEETS, ENGINE_SHAPES
 from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
@@ -43,7 +43,6 @@ LOST_S, CUT_S, RESTART_S = (60.0, 80.0), (110.0, 130.0), 160.0
 
 
 def comparisons() -> list[VariantComparison]:
-    """Return every comparison."""
     return [*_sources(), *_workloads(), _faults(), *_replicas(), *_sticky()]
 
 
@@ -71,14 +70,11 @@ def _workloads() -> Iterator[VariantComparison]:
     targets = [ComparisonTarget(of=EVENTS, against=HISTORY, figure=one, at_most=1.0) for one in ("p95 TTFT", "p95 E2E")]
     for fleet in ENGINE_FLEETS:
         for trace, time_scale in ENGINE_SHAPES.items():
+            load, block_tokens = 1 / time_scale, own_block_tokens(trace)
             traffic = ChatTraffic(
-                name=f"{trace}, load {1 / time_scale:.2g}",
-                trace=trace,
-                requests=700,
-                load=1 / time_scale,
-                block_tokens=own_block_tokens(trace),
+                name=f"{trace}, load {load:.2g}", trace=trace, requests=700, load=load, block_tokens=block_tokens,
                 filters=ENGINE_FILTERS,
-            )
+            )  # fmt: skip
             yield cached("workloads", ExperimentFleet(name=fleet), traffic, (HISTORY, EVENTS), targets=targets)
 
 
@@ -103,12 +99,9 @@ def _replicas() -> Iterator[VariantComparison]:
     """As many contexts per replica at each size of the fleet: round robin finds fewer of them the larger it is."""
     for count in REPLICAS:
         traffic = ContextTraffic(
-            name=f"RAG, {16 * count} contexts",
-            contexts=16 * count,
-            context_tokens=10_000,
-            requests=200 * count,
+            name=f"RAG, {16 * count} contexts", contexts=16 * count, context_tokens=10_000, requests=200 * count,
             rate_per_s=0.7 * count,
-        )
+        )  # fmt: skip
         fleet = ExperimentFleet(name=f"{count}xL40S", profile="1xL40S-Llama-3.1-8B", replicas=count)
         yield cached("replicas", fleet, traffic, (ROUND_ROBIN, *REPORTED), x=float(count))
 
@@ -135,8 +128,7 @@ PICTURES = {
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run the groups and return their tables."""
-    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return source_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:
@@ -146,30 +138,20 @@ def claims(grid: Grid) -> list[Claim]:
     """
     found = []
     for one in (each.scaled(grid.scale) for each in _replicas()):
-        count, tasks = (
-            int(one.x),
-            [one.task(name, seed) for seed in grid.seeds for name in (ROUND_ROBIN, STICKY, EVENTS)],
-        )
-        found.append(
-            Claim(
-                system=TITLE,
-                on=one.title,
-                figure=f"hits, {ROUND_ROBIN} / {STICKY}",
-                published=Published.of(
-                    f"{1 / count:.4g}",
-                    Source("push map", "text", f"round robin over {count} workers", "share of hits, 1/N"),
-                ),
-                tasks=tasks,
-                reproduced=partial(_hits, one, ROUND_ROBIN, STICKY, grid),
-                ours=partial(_hits, one, ROUND_ROBIN, EVENTS, grid),
-                ours_name="gorgo-ms, events",
-            )
-        )
-    nothing = Published.of(
-        "5", Source("push map", "text on synchronisation", "full set each 5 s", "phantoms live at most, s")
-    )
+        count = int(one.x)
+        source = Source("push map", "text", f"round robin over {count} workers", "share of hits, 1/N")
+        claim = Claim(
+            system=TITLE, on=one.title, figure=f"hits, {ROUND_ROBIN} / {STICKY}",
+            published=Published.of(f"{1 / count:.4g}", source),
+            tasks=[one.task(name, seed) for seed in grid.seeds for name in (ROUND_ROBIN, STICKY, EVENTS)],
+            reproduced=partial(_hits, one, ROUND_ROBIN, STICKY, grid),
+            ours=partial(_hits, one, ROUND_ROBIN, EVENTS, grid), ours_name="gorgo-ms, events",
+        )  # fmt: skip
+        found.append(claim)
+    figure = "phantoms live at most, s"
+    nothing = Published.of("5", Source("push map", "text on synchronisation", "full set each 5 s", figure))
     claim = Claim(
-        system=TITLE, on=_faults().title, figure="phantoms live at most, s", published=nothing, is_ratio=False,
+        system=TITLE, on=_faults().title, figure=figure, published=nothing, is_ratio=False,
         tasks=[_faults().scaled(grid.scale).task("push", seed) for seed in grid.seeds],
         reproduced=partial(_phantoms_s, grid) if grid.scale == 1 else None,
         note="" if grid.scale == 1 else "with fewer requests the run ends before the faults do",

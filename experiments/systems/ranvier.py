@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from experiments.caches import cached, report_of
 from experiments.comparison import ComparisonTarget, VariantComparison
 from experiments.fleets import LLAMA_13B, ExperimentFleet
 from experiments.grid import Grid, SystemReport
-from experiments.learned import claims_of
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published, Source
+from experiments.reports import cached, claims_of, source_report
 from experiments.runner import Runner
 from experiments.traffic import ContextTraffic, ConversationKind, ConversationTraffic
 
@@ -31,7 +30,6 @@ def _published(text: str, row: str, column: str) -> Published:
 
 
 def comparisons() -> list[VariantComparison]:
-    """Return every comparison."""
     return [*_conversations(), _override()]
 
 
@@ -54,22 +52,13 @@ def _conversations() -> Iterator[VariantComparison]:
 def _override() -> VariantComparison:
     """Most traffic behind one system prompt: the override trades hits for the tail."""
     traffic = ContextTraffic(
-        name="80 % behind one system prompt",
-        contexts=40,
-        context_tokens=2000,
-        first_share=0.8,
-        question_tokens=300,
-        requests=2400,
-        rate_per_s=5.0,
-        block_tokens=16,
-    )
+        name="80 % behind one system prompt", contexts=40, context_tokens=2000, first_share=0.8, question_tokens=300,
+        requests=2400, rate_per_s=5.0, block_tokens=16,
+    )  # fmt: skip
+    rows = ("p99 TTFT", "0.55", "P99, -45 %"), ("hit", "0.94", "hits, about -5 points")
     targets = [
-        ComparisonTarget(
-            of=ON, against=OFF, figure="p99 TTFT", published=_published("0.55", "load override", "P99, -45 %")
-        ),
-        ComparisonTarget(
-            of=ON, against=OFF, figure="hit", published=_published("0.94", "load override", "hits, about -5 points")
-        ),
+        ComparisonTarget(of=ON, against=OFF, figure=figure, published=_published(text, "load override", column))
+        for figure, text, column in rows
     ]
     return cached("override", _A100, traffic, (ROUND_ROBIN, OFF, ON, OURS), targets=targets)
 
@@ -79,12 +68,10 @@ PICTURES = {"depths": Pictured("bars", {"mean TTFT, ms": "mean TTFT", "hit": "hi
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run the groups and return their tables."""
-    return report_of([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return source_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:
-    """Return every published figure."""
     found = claims_of(TITLE, comparisons(), grid, GROUPS)
     worse = Claim(
         system=TITLE, on="one run of the post", figure="p99 TTFT, affinity without override / round-robin",
@@ -95,7 +82,6 @@ def claims(grid: Grid) -> list[Claim]:
 
 
 def _hits(grid: Grid) -> Iterator[Claim]:
-    """Yield the hits of both, %, on continued conversations."""
     one = next(each for each in _conversations() if each.x == "continued").scaled(grid.scale)
     for label, text in ((ROUND_ROBIN, "12"), (MULTI, "58-98")):
         yield Claim(

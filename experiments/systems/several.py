@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mean
+from typing import Any, NamedTuple
 
 from experiments.fleets import ExperimentFleet
 from experiments.grid import Grid, SystemReport
@@ -21,6 +22,7 @@ NAME, TITLE = "routers", "several routers"
 GROUPS = ("routers", "processes", "delay", "replaced", "overload", "large")
 #: The fleet of all runs: the paper's, of three regions.
 FLEET = "paper"
+_PAPER, _GORGO_MS = ExperimentFleet(name=FLEET), Variant(policy="gorgo-ms")
 #: Answers of 128 tokens at most, and prompts of 24,000, as in the tuner's windows.
 _FILTERS = TraceFilters(max_input=24_000, max_output=128)
 CHAT = ChatTraffic(name="ART-Chat-like", trace="art-chat-apr5", requests=2000, filters=_FILTERS)
@@ -60,8 +62,7 @@ HIT_POINTS, RATIO, WON_BACK = 1.0, 1.03, 0.5
 Cells = Mapping[tuple[str, str], Sequence[TaskRun]]
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled:
+class Labelled(NamedTuple):
     """A run with the row and the column of its figures."""
 
     group: str
@@ -72,18 +73,20 @@ class Labelled:
 
 def runs_of(groups: Sequence[str], grid: Grid) -> list[Labelled]:
     """Return the runs of some groups; without the conversation trace where the grid has none."""
-    made = {
-        "routers": list(_routers(grid.trace, grid.counts)),
-        "processes": list(_processes()),
-        "delay": list(_delay()),
-        "replaced": list(_replaced()),
-        "overload": list(_overload()),
-        "large": list(_large()),
-    }
-    found = [each for group in groups for each in made[group]]
+    made = [*_routers(grid.trace, grid.counts), *_processes(), *_delay(), *_replaced(), *_overload(), *_large()]
+    found = [each for group in groups for each in made if each.group == group]
     return [
-        replace(each, task=replace(each.task.scaled(grid.scale), seed=seed)) for seed in grid.seeds for each in found
+        each._replace(task=replace(each.task.scaled(grid.scale), seed=seed)) for seed in grid.seeds for each in found
     ]
+
+
+def _labelled(
+    group: str, row: str, column: str, traffic: ChatTraffic, count: int, sharing: Sharing, *,
+    delay_s: float | None = 0.005, variant: Variant = _GORGO_MS, fleet: ExperimentFleet = _PAPER, **more: Any,
+) -> Labelled:  # fmt: skip
+    """Return a run of so many routers; `more` are further fields of its task."""
+    routers = RouterGroup(count=count, sharing=sharing, delay_s=delay_s)
+    return Labelled(group, row, column, SimTask(variant=variant, fleet=fleet, traffic=traffic, routers=routers, **more))
 
 
 def _routers(trace: str | None, counts: Sequence[int]) -> Iterator[Labelled]:
@@ -105,9 +108,8 @@ def _processes() -> Iterator[Labelled]:
 
 def _delay() -> Iterator[Labelled]:
     for row, count, sharing, max_routes, delay_s in _ROUTES:
-        found = _labelled("delay", row, "figures", CHAT.at(0.5), count, sharing, delay_s=delay_s)
         variant = Variant(policy="multi-depth", max_routes=max_routes)
-        yield replace(found, task=replace(found.task, variant=variant))
+        yield _labelled("delay", row, "figures", CHAT.at(0.5), count, sharing, delay_s=delay_s, variant=variant)
 
 
 def _replaced() -> Iterator[Labelled]:
@@ -115,16 +117,15 @@ def _replaced() -> Iterator[Labelled]:
         ("not replaced", "none", None), ("no store", "none", 0.5), ("store", "store", 0.5),
     )  # fmt: skip
     for row, sharing, share in rows:
-        one = _labelled("replaced", row, "one router", CHAT.at(0.5), 1, sharing)
-        yield replace(one, task=replace(one.task, replaced_after=share, around_replacement=True))
+        one = _labelled("replaced", row, "one router", CHAT.at(0.5), 1, sharing, around_replacement=True)
+        yield one._replace(task=replace(one.task, replaced_after=share))
 
 
 def _overload() -> Iterator[Labelled]:
     traffic = CHAT.at(round(CAPACITY * OVERLOAD, 3))
     columns: Sequence[tuple[str, int, Sharing]] = (("one", 1, "all"), ("alone", 4, "none"), ("store", 4, "store"))
     for column, count, sharing in columns:
-        one = _labelled("overload", f"{OVERLOAD} times capacity", column, traffic, count, sharing)
-        yield replace(one, task=replace(one.task, queueing=True))
+        yield _labelled("overload", f"{OVERLOAD} times capacity", column, traffic, count, sharing, queueing=True)
 
 
 def _large() -> Iterator[Labelled]:
@@ -132,29 +133,67 @@ def _large() -> Iterator[Labelled]:
     own = len(find_fleet(FLEET).replicas)
     traffic = replace(CHAT.at(round(0.5 * replicas / own, 1)), requests=_LARGE_REQUESTS)
     for sharing in SHARINGS[:2]:
-        one = _labelled("large", sharing, "figures", traffic, count, sharing)
-        yield replace(one, task=replace(one.task, fleet=ExperimentFleet(name=FLEET, replicas=replicas)))
+        fleet = ExperimentFleet(name=FLEET, replicas=replicas)
+        yield _labelled("large", sharing, "figures", traffic, count, sharing, fleet=fleet)
 
 
-def _labelled(
-    group: str,
-    row: str,
-    column: str,
-    traffic: ChatTraffic,
-    count: int,
-    sharing: Sharing,
-    *,
-    delay_s: float | None = 0.005,
-) -> Labelled:
-    routers = RouterGroup(count=count, sharing=sharing, delay_s=delay_s)
-    task = SimTask(
-        variant=Variant(policy="gorgo-ms"), fleet=ExperimentFleet(name=FLEET), traffic=traffic, routers=routers
-    )
-    return Labelled(group, row, column, task)
+# -- figures of a cell
+
+
+def _hit(runs: Sequence[TaskRun]) -> float:
+    return 100 * mean(run.row.cache_hit or 0.0 for run in runs)
+
+
+def _ttft_ms(runs: Sequence[TaskRun]) -> float:
+    return mean(run.row.ttft_ms.p95 or 0.0 for run in runs)
+
+
+def _e2e_s(runs: Sequence[TaskRun]) -> float:
+    return mean(run.row.e2e_s.p95 or 0.0 for run in runs)
+
+
+def _three(runs: Sequence[TaskRun]) -> str:
+    return f"{_hit(runs):.1f} / {_ttft_ms(runs):.0f} / {_e2e_s(runs):.2f}"
+
+
+def _value(runs: Sequence[TaskRun], name: str) -> float:
+    return mean(run.values.get(name) or 0.0 for run in runs)
+
+
+def _bytes(runs: Sequence[TaskRun]) -> str:
+    return f"{_value(runs, 'report_bytes'):.0f}" if any("report_bytes" in run.values for run in runs) else "-"
+
+
+class Measure(NamedTuple):
+    """What a store is measured by: more hits are better, and less time is."""
+
+    name: str
+    of: Callable[[Sequence[TaskRun]], float]
+
+    def behind(self, store: Sequence[TaskRun], one: Sequence[TaskRun]) -> float:
+        """Return by how much the store differs from one router: points of hits, or %."""
+        if self.of is _hit:
+            return self.of(store) - self.of(one)
+        return 100 * (self.of(store) / self.of(one) - 1)
+
+    def is_missed(self, store: Sequence[TaskRun], one: Sequence[TaskRun]) -> bool:
+        if self.of is _hit:
+            return self.behind(store, one) < -HIT_POINTS
+        return self.of(store) / self.of(one) > RATIO
+
+    def won_back(self, alone: Sequence[TaskRun], store: Sequence[TaskRun], one: Sequence[TaskRun]) -> float | None:
+        """Return the share of the loss of routers alone that a store wins back; `None` where they lose nothing."""
+        sign = 1 if self.of is _hit else -1
+        lost = sign * (self.of(one) - self.of(alone))
+        return sign * (self.of(store) - self.of(alone)) / lost if lost > 0 else None
+
+
+_STORE_MEASURES = (Measure("hit", _hit), Measure("TTFT", _ttft_ms), Measure("E2E", _e2e_s))
+
+# -- tables
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run the groups and return a table of each."""
     labelled = runs_of(groups, grid)
     runs = runner.runs([one.task for one in labelled], title=TITLE)
     tables = [section for group in groups for section in _TABLES[group](_cells(labelled, runs, group))]
@@ -170,121 +209,70 @@ def _cells(labelled: Sequence[Labelled], runs: Runs, group: str) -> Cells:
     return cells
 
 
-def _hit(runs: Sequence[TaskRun]) -> float:
-    return 100 * mean(run.row.cache_hit or 0.0 for run in runs)
-
-
-def _ttft_ms(runs: Sequence[TaskRun]) -> float:
-    return mean(run.row.ttft_ms.p95 or 0.0 for run in runs)
-
-
-def _e2e_s(runs: Sequence[TaskRun]) -> float:
-    return mean(run.row.e2e_s.p95 or 0.0 for run in runs)
-
-
-def _value(runs: Sequence[TaskRun], name: str) -> float:
-    return mean(run.values.get(name) or 0.0 for run in runs)
-
-
-def _bytes(runs: Sequence[TaskRun]) -> str:
-    return f"{_value(runs, 'report_bytes'):.0f}" if any("report_bytes" in run.values for run in runs) else "-"
-
-
-def _against_each_other(cells: Cells) -> list[TableSection]:
+def _against_each_other(cells: Cells) -> Iterator[TableSection]:
     rows, targets = [], []
-    for row, column in cells:
-        if column == "store":
-            one = cells[f"{row.rsplit('/', 1)[0]}/1", "one"]
-            alone, store = cells[row, "alone"], cells[row, "store"]
-            shown = [f"{_hit(runs):.1f} / {_ttft_ms(runs):.0f} / {_e2e_s(runs):.2f}" for runs in (alone, store, one)]
-            rows.append((row, *shown))
-            targets.append((row, *_against_one(alone, store, one)))
-    return [
-        TableSection("Routers alone, with a store, and one", ROUTERS_HEADER, rows),
-        TableSection("Targets", TARGETS_HEADER, targets),
-    ]
+    for row in (row for row, column in cells if column == "store"):
+        one = cells[f"{row.rsplit('/', 1)[0]}/1", "one"]
+        alone, store = cells[row, "alone"], cells[row, "store"]
+        rows.append((row, *map(_three, (alone, store, one))))
+        targets.append((row, *_against_one(alone, store, one)))
+    yield TableSection("Routers alone, with a store, and one", ROUTERS_HEADER, rows)
+    yield TableSection("Targets", TARGETS_HEADER, targets)
 
 
-def _against_one(alone: Sequence[TaskRun], store: Sequence[TaskRun], one: Sequence[TaskRun]) -> tuple[str, ...]:
-    """Return how far the store is behind one router, what it wins back, and which targets are missed."""
-    behind: dict[str, Callable[[Sequence[TaskRun], Sequence[TaskRun]], float]] = {
-        "hit": lambda a, b: _hit(a) - _hit(b),
-        "TTFT": lambda a, b: 100 * (_ttft_ms(a) / _ttft_ms(b) - 1),
-        "E2E": lambda a, b: 100 * (_e2e_s(a) / _e2e_s(b) - 1),
-    }
-    points, ttft, e2e = (found(store, one) for found in behind.values())
-    won_back = {
-        "hit": _won_back(_hit(alone), _hit(store), _hit(one)),
-        "TTFT": _won_back(-_ttft_ms(alone), -_ttft_ms(store), -_ttft_ms(one)),
-        "E2E": _won_back(-_e2e_s(alone), -_e2e_s(store), -_e2e_s(one)),
-    }
-    ratios = _ttft_ms(store) / _ttft_ms(one), _e2e_s(store) / _e2e_s(one)
-    bad = {"hit": points < -HIT_POINTS, "TTFT": ratios[0] > RATIO, "E2E": ratios[1] > RATIO}
-    missed = [name for name, is_missed in bad.items() if is_missed]
-    missed += [f"{name} won back" for name, share in won_back.items() if share is not None and share < WON_BACK]
-    seeds = [([of_store], [of_one]) for of_store, of_one in zip(store, one, strict=True)]
-    shown = [
-        _with_range(value, [found(a, b) for a, b in seeds])
-        for value, found in zip((points, ttft, e2e), behind.values(), strict=True)
-    ]
-    shares = " / ".join("-" if share is None else f"{100 * share:.0f}" for share in won_back.values())
-    return (*shown, shares, ", ".join(missed) or "none")
+def _against_one(alone: Sequence[TaskRun], store: Sequence[TaskRun], one: Sequence[TaskRun]) -> Iterator[str]:
+    """Yield how far the store is behind one router, what it wins back, and which targets are missed."""
+    for measure in _STORE_MEASURES:
+        of_seeds = [measure.behind([ours], [theirs]) for ours, theirs in zip(store, one, strict=True)]
+        yield f"{measure.behind(store, one):+.1f} [{min(of_seeds):+.1f}, {max(of_seeds):+.1f}]"
+    won = {measure.name: measure.won_back(alone, store, one) for measure in _STORE_MEASURES}
+    yield " / ".join("-" if share is None else f"{100 * share:.0f}" for share in won.values())
+    missed = [measure.name for measure in _STORE_MEASURES if measure.is_missed(store, one)]
+    missed += [f"{name} won back" for name, share in won.items() if share is not None and share < WON_BACK]
+    yield ", ".join(missed) or "none"
 
 
-def _with_range(of_means: float, of_seeds: Sequence[float]) -> str:
-    return f"{of_means:+.1f} [{min(of_seeds):+.1f}, {max(of_seeds):+.1f}]"
-
-
-def _won_back(alone: float, store: float, one: float) -> float | None:
-    """Return the share of the loss of routers alone that a store wins back; `None` where they lose nothing."""
-    return (store - alone) / (one - alone) if one > alone else None
-
-
-def _of_processes(cells: Cells) -> list[TableSection]:
-    loads = list(dict.fromkeys(load for load, _ in cells))
-    rows = [
-        (count, *(f"{_hit(cells[load, count]):.1f} / {_ttft_ms(cells[load, count]):.0f} / "
-                  f"{_e2e_s(cells[load, count]):.2f}" for load in loads))
-        for count in dict.fromkeys(count for _, count in cells)
-    ]  # fmt: skip
+def _of_processes(cells: Cells) -> Iterator[TableSection]:
+    loads, counts = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     header = ("processes: hit, % / p95 TTFT, ms / p95 E2E, s", *(f"load {load}" for load in loads))
-    return [TableSection("One router of several processes", header, rows)]
+    rows = [(count, *(_three(cells[load, count]) for load in loads)) for count in counts]
+    yield TableSection("One router of several processes", header, rows)
 
 
-def _late(cells: Cells) -> list[TableSection]:
+def _late(cells: Cells) -> Iterator[TableSection]:
     rows = [
         (row, f"{_hit(runs):.1f}", f"{_ttft_ms(runs):.0f}",
          *(f"{_value(runs, f'{origin} routes'):.2f}" for origin in ("remote", "local")), _bytes(runs))
         for (row, _), runs in cells.items()
     ]  # fmt: skip
-    return [TableSection("`multi-depth`, four routers", DELAY_HEADER, rows)]
+    yield TableSection("`multi-depth`, four routers", DELAY_HEADER, rows)
 
 
-def _around_replacement(cells: Cells) -> list[TableSection]:
+def _around_replacement(cells: Cells) -> Iterator[TableSection]:
     rows = []
     for (row, _), runs in cells.items():
         parts = [[run.lists[name] for run in runs] for name in _SLICES]
         shown = [f"{100 * mean(hit for hit, _ in each):.1f} / {mean(ms for _, ms in each):.0f}" for each in parts]
         rows.append((row, *shown))
-    return [TableSection("A router is killed and replaced", ("hit, % / p95 TTFT, ms", *_SLICES), rows)]
+    yield TableSection("A router is killed and replaced", ("hit, % / p95 TTFT, ms", *_SLICES), rows)
 
 
-def _goodput(cells: Cells) -> list[TableSection]:
+def _goodput(cells: Cells) -> Iterator[TableSection]:
     rows = [
         (row, *(f"{100 * _value(cells[row, column], 'good'):.1f}" for column in OVERLOAD_HEADER[1:]))
         for row in dict.fromkeys(row for row, _ in cells)
     ]
-    return [TableSection("Goodput", OVERLOAD_HEADER, rows)]
+    yield TableSection("Goodput", OVERLOAD_HEADER, rows)
 
 
-def _of_large(cells: Cells) -> list[TableSection]:
+def _of_large(cells: Cells) -> Iterator[TableSection]:
     header = (f"{LARGE[0]} replicas, {LARGE[1]} routers", "requests", "virtual, s", "CPU, s", "bytes a request")
     rows = [
         (row, str(runs[0].row.n), f"{_value(runs, 'lasted_s'):.0f}",
          f"{mean(run.cpu_s for run in runs):.0f}", _bytes(runs))
         for (row, _), runs in cells.items()
     ]  # fmt: skip
-    return [TableSection("A large group", header, rows)]
+    yield TableSection("A large group", header, rows)
 
 
 _TABLES = {"routers": _against_each_other, "processes": _of_processes, "delay": _late,

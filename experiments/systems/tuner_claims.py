@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from experiments.grid import Grid, SystemReport
 from experiments.runner import Experiment, Runner, Runs
 from experiments.tables import HEADER_END, ClaimVerdict, sections
-from experiments.tuning import STRIDE, Search, TuningRun, TuningTask, Windows
+from experiments.tuning import STRIDE, Search, TuningTask, Windows
 from experiments.windows import PROTOCOL
 from gorgo.lab.demo.options import BASELINES
 from gorgo.lab.results import load_text
@@ -26,8 +26,8 @@ from tuner.offline.search import RunScore
 
 NAME, TITLE = "tuner", "this project's claims about its tuner"
 HEADER = ("statement", *HEADER_END, "note")
-#: Shapes of the window that is tuned on, and of the next day's.
-TUNING, NEXT = "art-chat-apr5", "art-chat-apr6"
+#: Shape of the window that is tuned on.
+TUNING = "art-chat-apr5"
 OURS, PAPER = "gorgo-ms", "gorgo"
 Options: TypeAlias = tuple[tuple[str, Any], ...]
 Weights: TypeAlias = Mapping[str, float]
@@ -47,11 +47,6 @@ def fifth(seeds: Sequence[int]) -> Sequence[int]:
     return seeds[: max(1, len(seeds) // 5)]
 
 
-def twice(seeds: Sequence[int]) -> list[int]:
-    """Return 20 seeds for 10."""
-    return [*seeds, *(seed + 500 for seed in seeds)]
-
-
 def ttft(part: RunScore) -> float:
     return nan if part.ttft_ms_p95 is None else part.ttft_ms_p95
 
@@ -65,6 +60,18 @@ P95 = (("p95 TTFT", ttft), ("p95 E2E", e2e))
 
 def part_ratio(pairs: Sequence[tuple[RunScore, RunScore]], figure: Callable[[RunScore], float]) -> Ratio | None:
     return ratio_of([(figure(one), figure(other)) for one, other in pairs])
+
+
+def p95_verdicts(
+    group: str,
+    text: str,
+    pairs: Sequence[tuple[RunScore, RunScore]],
+    bounds: tuple[float | None, float | None] = (None, None),
+    note: str = "",
+) -> Iterator[ClaimVerdict]:
+    """Yield p95 TTFT and p95 E2E of the first of each pair over the second."""
+    for (name, figure), bound in zip(P95, bounds, strict=True):
+        yield ClaimVerdict.of_ratio(group, (f"{text}, {name}",), part_ratio(pairs, figure), at_most=bound, note=note)
 
 
 def on_window(
@@ -191,139 +198,29 @@ BAD_STARTS: Mapping[str, BadStart] = {
 def bad_start(seeds: Sequence[int]) -> Experiment:
     """Compare the bad start, left alone and tuned, with the defaults."""
     few = half(seeds)
-    runs = yield [made(policy, seed) for policy in BAD_STARTS for seed in few for made in (_defaults, _bad, _bad_tuned)]
+    changes: dict[str, dict[str, Any]] = {
+        "defaults": {"weights": ()}, "left alone": {}, "tuned by switchback": {"campaign": SWITCHBACK},
+    }  # fmt: skip
+
+    def task(policy: str, seed: int, words: str) -> TuningTask:
+        windows = Windows(shapes=(TUNING,) * 3, draw=seed, time_scale=1.0)
+        start = BAD_STARTS[policy]._asdict() | changes[words]
+        return TuningTask(windows=windows, policy=policy, seed=seed, after=LEFT_AFTER, **start)
+
+    runs = yield [task(*each) for each in product(BAD_STARTS, few, changes)]
     verdicts = []
     for policy, start in BAD_STARTS.items():
-        for words, made, bound in (("left alone", _bad, None), ("tuned by switchback", _bad_tuned, 1.05)):
-            found = [runs[made(policy, seed)] for seed in few]
+        defaults = [runs[task(policy, seed, "defaults")].tail for seed in few]
+        for words, bound in (("left alone", None), ("tuned by switchback", 1.05)):
+            found = [runs[task(policy, seed, words)] for seed in few]
             left = sum(any(one.weights[name] != value for name, value in start.weights) for one in found)
-            note = f"left in {left} of {len(few)} runs"
-            verdicts.append(_bad_start_verdict("bad start", policy, words, few, runs, found, bound, note))
+            pairs = list(zip([one.tail for one in found], defaults, strict=True))
+            first_tokens = part_ratio(pairs, ttft)
+            note = f"p95 TTFT {first_tokens.value:.3f}; left in {left} of {len(few)} runs" if first_tokens else ""
+            text = f"{policy} from {start}, {words} / defaults, p95 E2E after {LEFT_AFTER:,} requests"
+            ratio = part_ratio(pairs, e2e)
+            verdicts.append(ClaimVerdict.of_ratio("bad start", (text,), ratio, at_most=bound, note=note))
     return verdicts
-
-
-def _defaults(policy: str, seed: int) -> TuningTask:
-    """Three windows end to end with the default weights."""
-    start = BAD_STARTS[policy]
-    windows = Windows(shapes=(TUNING,) * 3, draw=seed, time_scale=1.0)
-    return TuningTask(
-        windows=windows, policy=policy, box=start.box, tune_lambda=start.tune_lambda, seed=seed, after=LEFT_AFTER
-    )  # fmt: skip
-
-
-def _bad(policy: str, seed: int) -> TuningTask:
-    return replace(_defaults(policy, seed), weights=BAD_STARTS[policy].weights)
-
-
-def _bad_tuned(policy: str, seed: int) -> TuningTask:
-    return replace(_bad(policy, seed), campaign=SWITCHBACK)
-
-
-def _bad_start_verdict(
-    group: str, policy: str, words: str, seeds: Sequence[int], runs: Runs, found: Sequence[TuningRun],
-    bound: float | None, note: str,
-) -> ClaimVerdict:  # fmt: skip
-    pairs = [(one.tail, runs[_defaults(policy, seed)].tail) for one, seed in zip(found, seeds, strict=True)]
-    first_tokens = part_ratio(pairs, ttft)
-    return ClaimVerdict.of_ratio(
-        group,
-        (f"{policy} from {BAD_STARTS[policy]}, {words} / defaults, p95 E2E after {LEFT_AFTER:,} requests",),
-        part_ratio(pairs, e2e),
-        at_most=bound,
-        note=f"p95 TTFT {first_tokens.value:.3f}; {note}" if first_tokens else "",
-    )
-
-
-# -- a search of one recorded window, checked on windows of the next day
-
-#: A load at which weights matter, below the one at which the fleet saturates.
-NEXT_LOAD = 1.25
-#: Windows of the next day for each search.
-NEXT_WINDOWS = range(3)
-NEXT_SEARCH = Search(candidates=16, seeds=2, held_out_seeds=6)
-
-
-def next_window(seeds: Sequence[int]) -> Experiment:
-    """Compare what each search found with the defaults."""
-    few, policies = fifth(seeds), (PAPER, OURS)
-    searches = {
-        (policy, seed): on_window(TUNING, seed, policy, load=NEXT_LOAD, search=NEXT_SEARCH)
-        for policy in policies
-        for seed in few
-    }
-    runs = yield list(searches.values())
-    served = {
-        (policy, seed, number): [
-            on_window(NEXT, seed + 100 * number, policy, load=NEXT_LOAD, weights=weights, seed=seed)
-            for weights in (runs[searches[policy, seed]].weights, None)
-        ]
-        for policy, seed in searches
-        for number in NEXT_WINDOWS
-    }
-    runs = yield [task for pair in served.values() for task in reversed(pair)]
-    verdicts = []
-    for policy in policies:
-        found = [runs[searches[policy, seed]] for seed in few]
-        pairs = [
-            (runs[tuned].whole, runs[plain].whole) for (name, *_), (tuned, plain) in served.items() if name == policy
-        ]
-        reasons = "; ".join(search.reasons[-1] for search in found)
-        note = f"moved in {sum(search.accepted for search in found)} of {len(few)}: {reasons}"
-        text = f"{policy}, twin on one window: the next day's, found / defaults"
-        verdicts += [
-            ClaimVerdict.of_ratio(
-                "next window", (f"{text}, p95 TTFT",), part_ratio(pairs, ttft), at_most=1.0, note=note
-            ),
-            ClaimVerdict.of_ratio("next window", (f"{text}, p95 E2E",), part_ratio(pairs, e2e)),
-        ]  # fmt: skip
-    return verdicts
-
-
-# -- reward hacking: all to the nearest replica, as in the paper's appendix D
-
-#: As near to the 0 of the paper as a log space comes: a queue of 200,000 tokens weighs as much as 1 ms of round trip.
-HACKED, HACKED_BOX = {"w_rtt": 0.23, "w_queue": 1e-6}, (("w_queue", 1e-7, 0.5),)
-#: Time scale: at a third of the load one replica still copes with all of it; at half it answers several times slower.
-HACKED_LOAD = 2.0
-
-
-def reward_hacking(seeds: Sequence[int]) -> Experiment:
-    """Tune from the hacked weights without a guard and in the default mode, and serve with the weights at the end."""
-    many, modes = twice(seeds), {"guard off": PROTOCOL, "switchback": SWITCHBACK}
-    served = {seed: on_window(TUNING, seed, PAPER, load=HACKED_LOAD, box=HACKED_BOX) for seed in many}
-    tuned = {
-        (name, seed): replace(
-            served[seed], weights=(("w_rtt", HACKED["w_rtt"]), ("w_queue", HACKED["w_queue"])), campaign=options
-        )
-        for seed in many
-        for name, options in modes.items()
-    }
-    runs = yield [*tuned.values(), *served.values()]
-    ends = {name: [frozen(served[seed], runs[tuned[name, seed]].weights) for seed in many] for name in modes}
-    runs = yield [task for tasks in ends.values() for task in tasks]
-    plain = [runs[served[seed]].whole for seed in many]
-    verdicts = []
-    for name, tasks in ends.items():
-        parts = [runs[task].whole for task in tasks]
-        shares = [part.max_share or 0.0 for part in parts]
-        ratios = [e2e(end) / e2e(base) for end, base in zip(parts, plain, strict=True)]
-        verdicts += [
-            _hacked(name, "largest share of one replica where it ends", "", shares, 0.9, 0.8),
-            _hacked(name, "p95 E2E where it ends / defaults", f" of {len(many)} seeds", ratios, 2.0, 1.5),
-        ]
-    return verdicts
-
-
-def _hacked(name: str, what: str, of: str, values: Sequence[float], at_least: float, at_most: float) -> ClaimVerdict:
-    """The median has a lower bound without the guard; the highest has an upper bound with it."""
-    unguarded = name == "guard off"
-    return ClaimVerdict(
-        group="reward hacking",
-        labels=(f"{name}: {what}, {'median' if unguarded else 'highest'}{of}",),
-        value=median(values) if unguarded else max(values),
-        at_least=at_least if unguarded else None,
-        at_most=None if unguarded else at_most,
-    )
 
 
 # -- fleets and traffic on which the published weights are wrong: what tuning wins there, and what it costs meanwhile
@@ -342,7 +239,7 @@ LATER_DRAWS = 500_000
 REQUESTS, WARM_UP = 3_000, 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """A fleet and its traffic.
 
@@ -370,44 +267,36 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """Return fleet, traffic and policy in words."""
         fleet = self.fleet if self.scenario == STEADY else f"{self.fleet} under {self.scenario}"
         return f"{fleet}, {self.shape}, time scale {self.time_scale:g}: {self.policy}"
 
     def task(self, windows: Windows, seed: int, **more: Any) -> TuningTask:
-        return TuningTask(
-            windows=windows, policy=self.policy, fleet=self.fleet, scenario=self.scenario, seed=seed, **more
-        )  # fmt: skip
+        place: dict[str, Any] = {"policy": self.policy, "fleet": self.fleet, "scenario": self.scenario, "seed": seed}
+        return TuningTask(windows=windows, **place, **more)
+
+    def traffic(self, draw: int, *, windows: int = 1, limit: int | None = None) -> Windows:
+        return Windows(shapes=(self.shape,) * windows, draw=draw, time_scale=self.time_scale, limit=limit)
 
     def live(self, seed: int, *, tuned: bool = False) -> TuningTask:
         """Return some hours of traffic, with a campaign or without."""
-        windows = Windows(shapes=(self.shape,) * self.windows, draw=seed, time_scale=self.time_scale)
-        if not tuned:
-            return self.task(windows, seed)
-        return self.task(windows, seed, campaign=self.campaign, optimizer=self.optimizer)
+        more = {"campaign": self.campaign, "optimizer": self.optimizer} if tuned else {}
+        return self.task(self.traffic(seed, windows=self.windows), seed, **more)
 
     def search(self, seed: int) -> TuningTask:
-        """Return a search of one recorded window."""
-        windows = Windows(shapes=(self.shape,), draw=seed, time_scale=self.time_scale, limit=REQUESTS)
-        return self.task(windows, seed, search=FLEET_SEARCH)
+        return self.task(self.traffic(seed, limit=REQUESTS), seed, search=FLEET_SEARCH)
 
     def held_out(self, seed: int, weights: Weights) -> TuningTask:
         """Return a window drawn anew, served with these weights."""
-        draw = LATER_DRAWS + STRIDE * seed
-        windows = Windows(shapes=(self.shape,), draw=draw, time_scale=self.time_scale, limit=REQUESTS)
+        windows = self.traffic(LATER_DRAWS + STRIDE * seed, limit=REQUESTS)
         return frozen(self.task(windows, seed, after=WARM_UP), weights)
-
-
-def _setting(fleet: str, shape: str, time_scale: float, windows: int, **more: Any) -> Setting:
-    return Setting(fleet=fleet, shape=shape, time_scale=time_scale, windows=windows, **more)
 
 
 #: The target is of these, where tuning wins most or the default mode once did harm.
 SETTINGS = (
-    _setting("small-model", "short-chat", 3.0, 2, gain=0.90),
-    _setting("mixed-gpus-x3", "art-chat-apr6", 1.06, 7, gain=0.90),
-    _setting("dense-70b-x2", "short-chat", 3.0, 6, gain=0.90),
-    _setting("h100", "short-chat", 3.0, 2),
+    Setting("small-model", "short-chat", 3.0, 2, gain=0.90),
+    Setting("mixed-gpus-x3", "art-chat-apr6", 1.06, 7, gain=0.90),
+    Setting("dense-70b-x2", "short-chat", 3.0, 6, gain=0.90),
+    Setting("h100", "short-chat", 3.0, 2),
 )
 #: Random steps alone. Without rests a candidate has half of the time, and with blocks of a minute a comparison takes
 #: half of it: less traffic needs to be simulated. The noise of unlike GPUs needs blocks of the default length, and
@@ -415,22 +304,22 @@ SETTINGS = (
 NO_RESTS: Options = (("mode", "switchback"), ("rest_blocks", 0.0))
 SHORT_BLOCKS: Options = (("block_s", 60.0), ("discard_s", 20.0), *NO_RESTS)
 STEPS = (
-    _setting("small-model", "short-chat", 3.0, 2, gain=0.90, campaign=SHORT_BLOCKS),
-    _setting("dense-70b-x2", "short-chat", 3.0, 2, gain=0.90, campaign=SHORT_BLOCKS),
-    _setting("mixed-gpus-x2", "art-chat-apr6", 1.06, 8, gain=0.90, campaign=NO_RESTS),
+    Setting("small-model", "short-chat", 3.0, 2, gain=0.90, campaign=SHORT_BLOCKS),
+    Setting("dense-70b-x2", "short-chat", 3.0, 2, gain=0.90, campaign=SHORT_BLOCKS),
+    Setting("mixed-gpus-x2", "art-chat-apr6", 1.06, 8, gain=0.90, campaign=NO_RESTS),
 )
 FURTHER = (
-    _setting("dense-70b", "short-chat", 3.0, 4),
-    _setting("small-model", "wildchat-like", 3.0, 2, gain=0.90),
-    _setting("mixed-gpus-x2", "art-chat-apr6", 1.06, 8, gain=0.90),
-    _setting("mixed-gpus", "rag", 2.0, 3),
-    _setting("fast-links", "art-chat-apr6", 2.0, 3),
-    _setting("small-model", "short-chat", 3.0, 2, policy=OURS),
-    _setting("mixed-gpus-x2", "art-chat-apr6", 1.0, 4, policy=OURS),
-    _setting("dense-70b-x2", "short-chat", 3.0, 2, policy=OURS),
-    _setting("h100", "short-chat", 3.0, 2, policy=OURS),
-    _setting("mixed-gpus", "rag", 2.0, 3, policy=OURS, scenario="priors-fast"),
-    _setting("mixed-gpus", "rag", 2.0, 3, policy=OURS, scenario="priors-slow"),
+    Setting("dense-70b", "short-chat", 3.0, 4),
+    Setting("small-model", "wildchat-like", 3.0, 2, gain=0.90),
+    Setting("mixed-gpus-x2", "art-chat-apr6", 1.06, 8, gain=0.90),
+    Setting("mixed-gpus", "rag", 2.0, 3),
+    Setting("fast-links", "art-chat-apr6", 2.0, 3),
+    Setting("small-model", "short-chat", 3.0, 2, policy=OURS),
+    Setting("mixed-gpus-x2", "art-chat-apr6", 1.0, 4, policy=OURS),
+    Setting("dense-70b-x2", "short-chat", 3.0, 2, policy=OURS),
+    Setting("h100", "short-chat", 3.0, 2, policy=OURS),
+    Setting("mixed-gpus", "rag", 2.0, 3, policy=OURS, scenario="priors-fast"),
+    Setting("mixed-gpus", "rag", 2.0, 3, policy=OURS, scenario="priors-slow"),
 )
 
 
@@ -456,9 +345,7 @@ def _live(group: str, settings: Sequence[Setting], few: Sequence[int]) -> Experi
         pairs = [(run.whole, runs[one.live(seed)].whole) for run, seed in zip(tuned, few, strict=True)]
         accepted = [f"{run.first_accepted_s / 3600:.1f} h" for run in tuned if run.first_accepted_s is not None]
         note = f"first accepted after {', '.join(accepted) or 'never'}"
-        for name, figure in P95:
-            text = f"{one.label}, while it was tuned / defaults, {name}"
-            verdicts.append(ClaimVerdict.of_ratio(group, (text,), part_ratio(pairs, figure), note=note))
+        verdicts += p95_verdicts(group, f"{one.label}, while it was tuned / defaults", pairs, note=note)
     return verdicts
 
 
@@ -488,9 +375,9 @@ LOG_S = 2700.0
 #: The probes of two weights, each up and down by a quarter and an eighth of its box.
 PROBES: Options = (("max_generations", 8), ("mode", "switchback"))
 FILTERED = (
-    _setting("small-model", "short-chat", 3.0, 6, campaign=PROBES),
-    _setting("dense-70b-x2", "short-chat", 3.0, 6, campaign=PROBES),
-    _setting("mixed-gpus-x2", "art-chat-apr6", 1.06, 6, campaign=PROBES),
+    Setting("small-model", "short-chat", 3.0, 6, campaign=PROBES),
+    Setting("dense-70b-x2", "short-chat", 3.0, 6, campaign=PROBES),
+    Setting("mixed-gpus-x2", "art-chat-apr6", 1.06, 6, campaign=PROBES),
 )
 #: Of live blocks, and of the p95 over the same windows.
 BLOCKS, NO_MORE = 1 / 3, 1.0
@@ -506,7 +393,7 @@ def log_filter(seeds: Sequence[int]) -> Experiment:
         return replace(one.live(seed, tuned=True), begin_s=LOG_S, filtered=filtered)
 
     def explored(seed: int, share: float) -> TuningTask:
-        return replace(frozen(FILTERED[0].live(seed), WON), windows=_windows(FILTERED[0], seed), explore=share)
+        return replace(frozen(FILTERED[0].live(seed), WON), windows=FILTERED[0].traffic(seed), explore=share)
 
     runs = yield [
         *(task(one, seed, filtered=filtered) for one in FILTERED for seed in few for filtered in (False, True)),
@@ -518,25 +405,15 @@ def log_filter(seeds: Sequence[int]) -> Experiment:
         note = "; ".join(f"{2 * ours.candidate_blocks} of {2 * theirs.candidate_blocks}" for ours, theirs in pairs)
         sets = "; ".join(f"{_shown(ours.weights)} / {_shown(theirs.weights)}" for ours, theirs in pairs)
         blocks = ratio_of([(float(ours.candidate_blocks), float(theirs.candidate_blocks)) for ours, theirs in pairs])
-        verdicts.append(
-            ClaimVerdict.of_ratio(
-                group, (f"{one.label}, with a log / without, live blocks",), blocks, at_most=BLOCKS, note=note
-            )
-        )
-        for name, figure in P95:
-            ratio = part_ratio([(ours.tail, theirs.tail) for ours, theirs in pairs], figure)
-            text = f"{one.label}, with a log / without, {name}"
-            verdicts.append(ClaimVerdict.of_ratio(group, (text,), ratio, at_most=NO_MORE, note=sets))
+        text = f"{one.label}, with a log / without, live blocks"
+        verdicts.append(ClaimVerdict.of_ratio(group, (text,), blocks, at_most=BLOCKS, note=note))
+        tails = [(ours.tail, theirs.tail) for ours, theirs in pairs]
+        verdicts += p95_verdicts(group, f"{one.label}, with a log / without", tails, (NO_MORE, NO_MORE), sets)
     for share in EXPLORED:
         ratio = part_ratio([(runs[explored(seed, share)].whole, runs[explored(seed, 0.0)].whole) for seed in few], ttft)
         text = f"{FILTERED[0].label} with {_shown(WON)}, {share:.1%} by chance / none, p95 TTFT"
         verdicts.append(ClaimVerdict.of_ratio(group, (text,), ratio))
     return verdicts
-
-
-def _windows(one: Setting, seed: int) -> Windows:
-    """Return one window of a setting."""
-    return Windows(shapes=(one.shape,), draw=seed, time_scale=one.time_scale)
 
 
 def fleets_by_twin(seeds: Sequence[int]) -> Experiment:
@@ -559,7 +436,6 @@ def fleets_by_twin(seeds: Sequence[int]) -> Experiment:
 
 
 def grid(policy: str) -> Iterator[Weights]:
-    """Yield the points of a policy's grid."""
     names = GRID[policy]
     yield from (dict(zip(names, values, strict=True)) for values in product(*names.values()))
 
@@ -593,11 +469,8 @@ def _fleet_verdicts(
         (runs[one.held_out(seed, weights)].tail, runs[one.held_out(seed, {})].tail)
         for seed, weights in zip(seeds, found, strict=True)
     ]
-    for (name, figure), bound in zip(P95, (NO_WORSE if one.gain is None else one.gain, NO_WORSE), strict=True):
-        text = f"{one.label}, {words} / defaults, {name}"
-        yield ClaimVerdict.of_ratio(
-            group, (text,), part_ratio(pairs, figure), at_most=bound if bounded else None, note=note
-        )  # fmt: skip
+    bounds = (NO_WORSE if one.gain is None else one.gain, NO_WORSE) if bounded else (None, None)
+    yield from p95_verdicts(group, f"{one.label}, {words} / defaults", pairs, bounds, note)
 
 
 def _shown(weights: Weights) -> str:
@@ -638,14 +511,14 @@ def algorithms(seeds: Sequence[int]) -> Experiment:
         tails = {_key(each): [runs[fixed(seed, each, 0)].tail] for each in grid(PAPER)}
         best[seed] = best_of_grid(PAPER, {**tails, (): [runs[fixed(seed, _DEFAULTS, 0)].tail]}, margin=MARGIN)
     runs = yield [fixed(seed, weights, FRESH) for seed in seeds for weights in (best[seed], {})]
+    results = {}
+    for name in ALGORITHMS:
+        found = [runs[search(name, seed)] for seed in seeds]
+        results[name] = [(run.tail, run.whole) for run in found], sum(run.accepted for run in found)
+    pairs = [(runs[fixed(seed, best[seed], FRESH)].tail, runs[fixed(seed, {}, FRESH)].tail) for seed in seeds]
+    results["grid"] = pairs, sum(map(bool, best.values()))
     verdicts = []
-    for name in (*ALGORITHMS, "grid"):
-        if name == "grid":
-            pairs = [(runs[fixed(s, best[s], FRESH)].tail, runs[fixed(s, {}, FRESH)].tail) for s in seeds]
-            moved = sum(bool(best[seed]) for seed in seeds)
-        else:
-            found = [runs[search(name, seed)] for seed in seeds]
-            pairs, moved = [(run.tail, run.whole) for run in found], sum(run.accepted for run in found)
+    for name, (pairs, moved) in results.items():
         ends = part_ratio(pairs, e2e)
         note = f"p95 E2E {ends.value:.3f}; moved in {moved} of {len(seeds)}" if ends else ""
         text = f"{FLEET}, {SHAPE}: {PAPER} searched by {name}, {BUDGET.candidates} candidates / start, p95 TTFT"
@@ -658,8 +531,6 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Experiment]] = {
     "protocol": protocol,
     "no harm": no_harm,
     "bad start": bad_start,
-    "next window": next_window,
-    "reward hacking": reward_hacking,
     "fleets": fleets,
     "steps of es": steps,
     "steps of cma": partial(steps, optimizer="cma"),
@@ -672,7 +543,6 @@ GROUPS = tuple(EXPERIMENTS)
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run the experiments and return their verdicts."""
     verdicts = [
         verdict
         for group, experiment in EXPERIMENTS.items()

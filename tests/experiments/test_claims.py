@@ -27,7 +27,6 @@ from experiments.systems.tuner_claims import (
     fifth,
     grid,
     half,
-    twice,
 )
 from experiments.tables import ClaimVerdict, as_markdown
 from experiments.tuning import Search, TuningRun, TuningTask, Windows
@@ -379,7 +378,7 @@ def test_a_task_runs_on_its_fleet() -> None:
 
 def test_fewer_seeds_are_fewer_runs() -> None:
     seeds = range(10)
-    assert [len(part) for part in (half(seeds), fifth(seeds), twice(seeds))] == [5, 2, 20]
+    assert [len(part) for part in (half(seeds), fifth(seeds))] == [5, 2]
 
 
 @pytest.mark.parametrize("group", EXPERIMENTS)

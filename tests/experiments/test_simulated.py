@@ -11,8 +11,8 @@ from experiments import variants
 from experiments.comparison import MEASURES
 from experiments.fleets import paper_fleet
 from experiments.grid import Grid
-from experiments.learned import claims_of, routers
 from experiments.published import Published, Source
+from experiments.reports import claims_of, routers
 from experiments.simulated import SimTask, TaskRun
 from experiments.systems import llm_d, lodestar
 from experiments.systems.lodestar import sharing

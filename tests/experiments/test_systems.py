@@ -12,10 +12,10 @@ from typing import cast
 
 import pytest
 
-from experiments.caches import WARM_UP, report_of
 from experiments.command import main
 from experiments.fleets import ExperimentFleet
 from experiments.grid import Grid, SystemReport
+from experiments.reports import WARM_UP, source_report
 from experiments.runner import Runner
 from experiments.simulated import SimTask
 from experiments.systems import herd, push_map, ranvier, several
@@ -26,7 +26,7 @@ from experiments.traffic import ContextTraffic
 from experiments.tuning import TuningRun, TuningTask
 from experiments.variants import SOURCES, Source, Variant, find_variant
 from experiments.windows import SHORT_SIGHTED, PolicyTask, RatioTarget, Workload
-from gorgo.lab.datasets import AgentsShape, HerdShape, describe_trace, generate_requests, read_shape, shapes
+from gorgo.lab.datasets import HerdShape, describe_trace, generate_requests, read_shape, shapes
 from gorgo.lab.sim.routers.group import DELAYS_S
 from gorgo.policies.registry import POLICIES
 from tests.documents import tables
@@ -100,7 +100,7 @@ def small_report(groups: tuple[str, ...], *, scale: float, seeds: int = 1) -> Sy
     found = [one for one in (*push_map.comparisons(), *ranvier.comparisons()) if one.group in groups]
     found = [one for one in found if one.group != "replicas" or one.base.fleet.replicas <= 4]
     grid = Grid(seeds=range(seeds), scale=scale, pictures=True)
-    return report_of(found, grid, Runner(None, n_jobs=1, show_progress=False), push_map.PICTURES | ranvier.PICTURES)
+    return source_report(found, grid, Runner(None, n_jobs=1, show_progress=False), push_map.PICTURES | ranvier.PICTURES)
 
 
 def test_a_report_has_targets_means_and_bytes_of_reports() -> None:
@@ -244,7 +244,6 @@ def test_the_floor_bounds_what_fits_into_near_pools_and_the_pinned_row_what_does
         ("herd-pools", ("pinned",), "mean TTFT"): 1.1,
         ("herd-regions", ("pinned",), "mean TTFT"): 1.1,
         ("herd-regions-pools", ("pinned",), "mean TTFT"): 1.1,
-        ("herd-changing", ("pinned",), "mean TTFT"): 1.1,
         **{("herd", (SHORT_SIGHTED,), f"{part} TTFT"): 1.0 for part in ("mean", "p95", "p99")},
         **{
             (group, (SHORT_SIGHTED,), f"{part} TTFT"): at_most
@@ -262,12 +261,6 @@ def test_the_policy_is_compared_with_all_that_were_published_for_such_traffic() 
     for group in herd.GROUPS[:-1]:
         compared = {tuple(one.workloads): one.figure for one in of_group(group) if tuple(one.others) == OTHERS}
         assert set(compared) == {tuple(one.workloads) for one in of_group(group)}
-
-
-def test_sessions_change_in_a_herd_and_come_and_go_as_agents() -> None:
-    shapes_of = [one.workloads[0].shape for one in of_group("herd-changing")]
-    assert {one.leaving_share for one in shapes_of if isinstance(one, HerdShape)} == {0.15}
-    assert {one.sessions_per_s for one in shapes_of if isinstance(one, AgentsShape)} == {0.05, 0.1, 0.2, 0.5, 1.0}
 
 
 def test_the_herd_of_the_claims_is_the_shipped_one_and_fits_into_the_context_of_the_engines() -> None:

@@ -114,7 +114,7 @@ def _shifted(settings: PlanSettings, shifts: Sequence[str]) -> PlanSettings:
 def _plot(path: Path, found: Plan) -> None:
     """Write the plot, or say what it lacks: the tables need no extra."""
     from gorgo.errors import MissingExtra
-    from gorgo.lab.plan.plot import write_plan_plot
+    from gorgo.lab.plan.plan import write_plan_plot
 
     try:
         write_plan_plot(path, found)

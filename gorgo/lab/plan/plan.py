@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from io import BytesIO
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from gorgo.lab.plan.bounds import LowerBounds
 from gorgo.lab.plan.demand import Demand, read_demand
 from gorgo.lab.plan.search import Counts, FleetSearch, Measured, search
 from gorgo.lab.plan.settings import ClientGroup, Kind, PlanSettings
+from gorgo.lab.report.output import require_extra
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
@@ -420,6 +422,33 @@ def write_plan(folder: Path, plan: Plan, settings: PlanSettings) -> list[Path]:
     for name, text in files.items():
         write_atomically(folder / name, text.encode(), mode=PUBLIC)
     return [folder / name for name in files]
+
+
+def write_plan_plot(path: Path, plan: Plan) -> None:
+    """Draw cost against attainment, a mark per simulated fleet. Raises `MissingExtra` without the extra `report`."""
+    require_extra("a plot")
+    import matplotlib as mpl
+
+    from gorgo.lab.report.style import BROAD, GREY, RC, panels
+
+    groups = plan.demand.groups
+    image = BytesIO()
+    with mpl.rc_context(RC):
+        figure, axes = panels(len(groups), BROAD, sharey=True)
+        for place, (panel, group) in enumerate(zip(axes, groups, strict=True)):
+            wanted = plan.found.measured[0].objective[place] if plan.found.measured else 0.0
+            for serves, colour, marker in ((False, GREY, "x"), (True, "#0072B2", "o")):
+                chosen = [one for one in plan.found.measured if one.serves is serves]
+                label = "serves all regions" if serves else "does not"
+                shares = [one.attained[place] * 100 for one in chosen]
+                panel.scatter([one.cost for one in chosen], shares, c=colour, marker=marker, s=26, label=label)
+            panel.axhline(wanted * 100, color="#D55E00", linewidth=1, linestyle="--", label="wanted")
+            panel.set_title(f"clients of {group.region}")
+            panel.set_xlabel("cost of an hour")
+            panel.set_ylabel("requests within the objective, %")
+        axes[0].legend(loc="lower right")
+        figure.savefig(image, format="svg", metadata={"Date": None})
+    write_atomically(path, image.getvalue(), mode=PUBLIC)
 
 
 def _row(request: SimRequest) -> Mapping[str, Any]:

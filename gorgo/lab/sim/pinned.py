@@ -336,21 +336,6 @@ def assign(
     return search.places
 
 
-def estimate_s(
-    feed: Sequence[SimRequest],
-    sessions: Sequence[Sequence[int]],
-    places: Sequence[int],
-    fleet: SimFleet,
-    *,
-    block_tokens: int = BLOCK_TOKENS,
-) -> float:
-    """Return the estimated cost of an assignment, s, summed up over all requests."""
-    search = _Search(feed, sessions, fleet, block_tokens)
-    for number, place in enumerate(places):
-        search.put(number, place)
-    return search.cost_s()
-
-
 class _Search:
     """An assignment that is made better."""
 

@@ -27,7 +27,7 @@ from gorgo.lab.sim.lower_bound import lower_bound
 from gorgo.lab.sim.named_fleets import find_fleet
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.oracle import DEAD_MS, Oracle, make_oracle
-from gorgo.lab.sim.pinned import EXACT_ASSIGNMENTS, Pinned, assign, estimate_s, sessions_of
+from gorgo.lab.sim.pinned import EXACT_ASSIGNMENTS, Pinned, _Search, assign, sessions_of
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
@@ -400,9 +400,19 @@ def drawn_feed(rng: np.random.Generator, sessions: int) -> list[SimRequest]:
     ]
 
 
+def estimate_s(
+    feed: Sequence[SimRequest], sessions: Sequence[Sequence[int]], places: Sequence[int], among: SimFleet
+) -> float:
+    """The estimated cost of an assignment, summed up over all requests."""
+    search = _Search(feed, sessions, among, BLOCK)
+    for number, place in enumerate(places):
+        search.put(number, place)
+    return search.cost_s()
+
+
 def exhaustive(feed: Sequence[SimRequest], sessions: Sequence[Sequence[int]], among: SimFleet) -> float:
     places = product(range(len(among.replicas)), repeat=len(sessions))
-    return min(estimate_s(feed, sessions, each, among, block_tokens=BLOCK) for each in places)
+    return min(estimate_s(feed, sessions, each, among) for each in places)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -415,9 +425,7 @@ def test_few_sessions_are_assigned_as_well_as_by_trying_every_assignment(seed: i
     sessions = sessions_of(feed)
     assert len(among.replicas) ** len(sessions) <= EXACT_ASSIGNMENTS
     places = assign(feed, sessions, among, block_tokens=BLOCK)
-    assert estimate_s(feed, sessions, places, among, block_tokens=BLOCK) == pytest.approx(
-        exhaustive(feed, sessions, among)
-    )
+    assert estimate_s(feed, sessions, places, among) == pytest.approx(exhaustive(feed, sessions, among))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -428,7 +436,7 @@ def test_moves_and_exchanges_come_close_to_the_best_assignment(seed: int, monkey
     among = fleet(0.001, 0.001, kv_tokens=int(rng.choice([150, 400, 100_000])))
     sessions = sessions_of(feed)
     places = assign(feed, sessions, among, block_tokens=BLOCK)
-    found_s = estimate_s(feed, sessions, places, among, block_tokens=BLOCK)
+    found_s = estimate_s(feed, sessions, places, among)
     assert found_s <= 1.05 * exhaustive(feed, sessions, among)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.decisions import DecisionCollector
+from experiments.tuning import DecisionCollector
 from gorgo.cli.app import app
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.request import AttemptResult
