@@ -3,7 +3,9 @@
 The workloads, each on eight H100 in one region and on six in three regions, with whole KV pools and a quarter of each:
 
 - 61 sessions behind 1, 3 or 10 system prompts, a turn each per round, at three gaps, and at a fourth where nothing
-  but the terms that look ahead can spread them: one prompt, one region, whole pools.
+  but the terms that look ahead can spread them: one prompt, one region, whole pools;
+- the same with sessions that are replaced by new ones;
+- agents' sessions that come and go.
 
 Where the near pools cannot hold all sessions the floor is out of reach, and the targets are to `pinned` and to the
 policy without the terms `room` and `shared`.
@@ -11,7 +13,7 @@ policy without the terms `room` and `shared`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
@@ -36,6 +38,7 @@ TITLES: Mapping[str, str] = {
     "herd-pools": "The same with a quarter of each pool: against `pinned`, itself before and the best of the others",
     "herd-regions": "In three regions, whole pools: against `pinned`, itself before and the best of the others",
     "herd-regions-pools": "In three regions, a quarter of each pool: against the same",
+    "herd-changing": "Sessions that come and go: against the best of the others",
     "herd-tuner": "Whether the tuner finds weights of the published policy that herd less",
 }
 GROUPS = tuple(TITLES)
@@ -48,12 +51,19 @@ HERD = HerdShape(
     seed=0, sessions=61, rounds=12, groups=1, gap_s=1.5, system_tokens=8192, question_tokens=1948, output_tokens=100,
     leaving_share=0.0,
 )  # fmt: skip
+#: Share of the sessions that end before each round.
+LEAVING = 0.15
 #: A third ask once, the others take nine turns on average, of the lengths of the herd's; no bursts.
 AGENTS = AgentsShape(
     seed=0, duration_s=1500.0, sessions_per_s=0.1, burst_mean=1.0, one_shot_share=0.3, turns_mean=9.0, groups=1,
     system_median=8192.0, system_sigma=0.0, task_median=1948.0, task_sigma=0.5, tool_median=1948.0, tool_sigma=0.5,
     pause_s_min=1.0, pause_s_mean=30.0, answer_token_s=0.01, output_median=100.0, output_sigma=0.5, output_max=512,
     input_max=32_000,
+)  # fmt: skip
+#: New sessions per second on each fleet, with the part of its pools that there is.
+ARRIVALS: Sequence[tuple[str, float, float]] = (
+    (ONE_REGION, QUARTER, 0.05), (ONE_REGION, QUARTER, 0.1), (ONE_REGION, QUARTER, 0.5), (ONE_REGION, 1.0, 0.5),
+    (THREE_REGIONS, QUARTER, 0.2), (THREE_REGIONS, 1.0, 1.0),
 )  # fmt: skip
 #: Bounds: where the pools hold all sessions, where they do not, and behind the best of the others.
 OF_FLOOR, OF_PINNED, OF_OTHERS = 1.1, 1.1, 1.03
@@ -74,13 +84,22 @@ MEANS: Sequence[tuple[str, str, float]] = (
 SEARCH, SEARCH_SCALES = Search(candidates=12, seeds=2, held_out_seeds=6), (1.0, 0.25)
 
 
-def herd(groups: int, gap_s: float) -> Workload:
+def herd(groups: int, gap_s: float, *, leaving_share: float = 0.0) -> Workload:
+    """Return a herd, steady unless a share of its sessions leaves."""
+    shape = replace(HERD, groups=groups, gap_s=gap_s, leaving_share=leaving_share)
     prompts = "1 system prompt" if groups == 1 else f"{groups} system prompts"
-    name = f"steady, {prompts}, a request per {gap_s:g} s"
-    return Workload(name=name, traces=("herd",), shape=replace(HERD, groups=groups, gap_s=gap_s))
+    name = f"{'changing' if leaving_share else 'steady'}, {prompts}, a request per {gap_s:g} s"
+    return Workload(name=name, traces=("herd",), shape=shape)
+
+
+def agents(sessions_per_s: float) -> Workload:
+    """Return agents' sessions at a rate."""
+    shape = replace(AGENTS, sessions_per_s=sessions_per_s)
+    return Workload(name=f"agents, {sessions_per_s:g} sessions/s", traces=("agents",), shape=shape)
 
 
 def all_targets() -> list[RatioTarget]:
+    """Return every target in the order of the tables."""
     steady = [herd(groups, gap_s) for groups, gap_s in product(SYSTEM_PROMPTS, GAPS_S)]
     places = {
         "herd": [one.on(ONE_REGION) for one in (*steady, herd(1, LONG_GAP_S))],
@@ -96,7 +115,16 @@ def all_targets() -> list[RatioTarget]:
             found += targets_of(group, workloads, (PINNED,), (MEAN, OF_PINNED))
         found += targets_of(group, workloads, (SHORT_SIGHTED,), *OF_BEFORE[group])
         found += targets_of(group, workloads, OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
-    return found
+    return [*found, *_changing()]
+
+
+def _changing() -> Iterator[RatioTarget]:
+    changing = [herd(groups, 1.5, leaving_share=LEAVING) for groups in SYSTEM_PROMPTS]
+    places = product((ONE_REGION, THREE_REGIONS), (1.0, QUARTER))
+    workloads = [one.on(fleet, pool_share=share) for fleet, share in places for one in changing]
+    arrivals = [agents(rate).on(fleet, pool_share=share) for fleet, share, rate in ARRIVALS]
+    yield from targets_of("herd-changing", [*workloads, *arrivals], OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
+    yield from targets_of("herd-changing", arrivals, (PINNED,), (MEAN, OF_PINNED))
 
 
 def tuner(seeds: Sequence[int]) -> Experiment:
@@ -123,6 +151,7 @@ def tuner(seeds: Sequence[int]) -> Experiment:
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
+    """Run what the groups need, and return their tables."""
     targets = [one.first(grid.first_requests) for one in all_targets() if one.group in groups]
     verdicts = runner.verdicts(tuner(grid.seeds), title=TUNER) if TUNER in groups else []
     rows, tables = [verdict.as_json() for verdict in verdicts], sections(verdicts, TUNER_HEADER, TITLES)

@@ -26,7 +26,7 @@ from experiments.traffic import ContextTraffic
 from experiments.tuning import TuningRun, TuningTask
 from experiments.variants import SOURCES, Source, Variant, find_variant
 from experiments.windows import SHORT_SIGHTED, PolicyTask, RatioTarget, Workload
-from gorgo.lab.datasets import HerdShape, describe_trace, generate_requests, read_shape, shapes
+from gorgo.lab.datasets import AgentsShape, HerdShape, describe_trace, generate_requests, read_shape, shapes
 from gorgo.lab.sim.routers.group import DELAYS_S
 from gorgo.policies.registry import POLICIES
 from tests.documents import tables
@@ -244,6 +244,7 @@ def test_the_floor_bounds_what_fits_into_near_pools_and_the_pinned_row_what_does
         ("herd-pools", ("pinned",), "mean TTFT"): 1.1,
         ("herd-regions", ("pinned",), "mean TTFT"): 1.1,
         ("herd-regions-pools", ("pinned",), "mean TTFT"): 1.1,
+        ("herd-changing", ("pinned",), "mean TTFT"): 1.1,
         **{("herd", (SHORT_SIGHTED,), f"{part} TTFT"): 1.0 for part in ("mean", "p95", "p99")},
         **{
             (group, (SHORT_SIGHTED,), f"{part} TTFT"): at_most
@@ -261,6 +262,12 @@ def test_the_policy_is_compared_with_all_that_were_published_for_such_traffic() 
     for group in herd.GROUPS[:-1]:
         compared = {tuple(one.workloads): one.figure for one in of_group(group) if tuple(one.others) == OTHERS}
         assert set(compared) == {tuple(one.workloads) for one in of_group(group)}
+
+
+def test_sessions_change_in_a_herd_and_come_and_go_as_agents() -> None:
+    shapes_of = [one.workloads[0].shape for one in of_group("herd-changing")]
+    assert {one.leaving_share for one in shapes_of if isinstance(one, HerdShape)} == {0.15}
+    assert {one.sessions_per_s for one in shapes_of if isinstance(one, AgentsShape)} == {0.05, 0.1, 0.2, 0.5, 1.0}
 
 
 def test_the_herd_of_the_claims_is_the_shipped_one_and_fits_into_the_context_of_the_engines() -> None:
