@@ -38,6 +38,9 @@ from gorgo.core.record import record
 # The marks of a prompt: which depths are marked, and which of them a report names.
 
 
+#: Prompts of fewer tokens, with their answers, are told to no peer: what it would save by them is prefilled in the time
+#: between two reports of workers.
+LEAST_TOKENS = 256
 #: Marks near a prompt's beginning where it has more than a report may name; the others are its deepest.
 _SHALLOW_MARKS = MAX_MARKS_OF_A_PROMPT // 3
 _Found = TypeVar("_Found")
@@ -305,7 +308,7 @@ class GroupPrefixes:
     def raise_matches(self, matched: Floats, request: RouteRequest) -> Floats:
         """Return `matched` tokens per slot, or more where a mark of the prompt is deeper."""
         residents, left, raised = self._residents, self._all_slots & ((1 << len(matched)) - 1), matched
-        if not residents or not left:
+        if not residents or not left or request.prompt_tokens < LEAST_TOKENS:
             return matched
         prompt = self.prompt_of(request)
         depth, found = prompt.deepest(residents)

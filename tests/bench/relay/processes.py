@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ _ANSWER_TOKENS = 128
 #: Of the streams that are held open: as many as one process carries at most on a core.
 _STREAMS = 800
 _START_S = 60.0
+APART = "two apart"
 Figures = Mapping[str, Any]
 
 
@@ -58,6 +60,18 @@ def gorgo(processes: int) -> Callable[[targets.Place], targets.Launch]:
     return launch
 
 
+def two_apart(place: targets.Place) -> targets.Launch:
+    """Return the launch of two `gorgo serve` that know nothing of each other: what the machine takes of a ratio."""
+    found = []
+    for name in ("one", "other"):
+        folder = place.folder / name
+        folder.mkdir()
+        found.append(targets.Place(port=free_port(), replicas=place.replicas, folder=folder))
+    one, other = map(targets.gorgo, found)
+    both = f"trap 'kill 0' TERM; {shlex.join(one.arguments)} & {shlex.join(other.arguments)} & wait"
+    return replace(one, arguments=["bash", "-c", both], port=found[0].port, second_port=found[1].port)
+
+
 def per_process(job: scenarios.Scenario, connections: int | None, relay: str) -> scenarios.Scenario:
     """Return the job with so many connections for each process of a relay; held streams stay as they are."""
     if connections is None or job.job["kind"] == "hold":
@@ -66,14 +80,15 @@ def per_process(job: scenarios.Scenario, connections: int | None, relay: str) ->
 
 
 def _processes_of(relay: str) -> int:
-    return int(relay.split()[1]) if relay.startswith("gorgo ") else 1
+    return 2 if relay == APART else int(relay.split()[1]) if relay.startswith("gorgo ") else 1
 
 
 def run(processes: Sequence[int], rounds: int, seconds: float, connections: int | None = None) -> None:
     """Measure and print."""
     print(f"Requests a second by processes; engine and load on core 0\n{measure.describe_machine()}", flush=True)
     print(f"commit {bench.commit_here()}", flush=True)
-    launches = {f"gorgo {count}": gorgo(count) for count in processes} | {"sglang-router": targets.sglang_router}
+    launches = {f"gorgo {count}": gorgo(count) for count in processes}
+    launches |= {APART: two_apart, "sglang-router": targets.sglang_router}
     found: dict[tuple[str, str], list[Figures]] = {}
     with bench.harness() as (ports, load):
         for number in range(rounds):
@@ -106,7 +121,8 @@ def _started(launches: Mapping[str, Any], ports: list[int], load: bench.Load) ->
                 continue
             process = targets.start(made, folder)
             stack.callback(targets.stop, process)
-            relay = bench.Relay(name, place.port, process.pid, made.version, made.tls)
+            port = place.port if made.port is None else made.port
+            relay = bench.Relay(name, port, process.pid, made.version, made.tls, made.second_port)
             _wait_until_answering(relay, load)
             relays.append(relay)
         yield relays
