@@ -157,16 +157,22 @@ class ReplicaMarks:
         nodes, local, known, count = self.nodes, origin is Origin.LOCAL, None, len(words)
         while count and (known := nodes.get(words[count - 1])) is None:
             count -= 1
+        # A long prompt steps through a hundred parents: no step asks what is the same for all of them.
         mark = known
-        while mark is not None:
-            mark.tick = tick
-            # One that is only sent proves nothing, and takes no proof away.
-            if now < inf:
+        if now < inf:
+            while mark is not None:
+                mark.tick = tick
                 mark.used_s = now
-            if local and not mark.local:
-                mark.local = True
-                self.locals += 1
-                self.remote.pop(mark, None)
+                mark = mark.parent
+        else:  # One that is only sent proves nothing, and takes no proof away.
+            while mark is not None:
+                mark.tick = tick
+                mark = mark.parent
+        mark = known
+        while local and mark is not None and not mark.local:
+            mark.local = True
+            self.locals += 1
+            self.remote.pop(mark, None)
             mark = mark.parent
         last, new = known, words[count:]
         for word, depth in zip(new, depths[count:], strict=True):
