@@ -283,7 +283,7 @@ class SharedPrefixes:
         if (
             estimate is not None
             and estimate.queue_s + estimate.prefill_s >= URGENT_PREFILL_S
-            and _is_told(attempt.request)
+            and _is_reported(attempt.request)
         ):
             self._outbox.on_sent(attempt, self._record(attempt, "sent"))
 
@@ -293,7 +293,7 @@ class SharedPrefixes:
 
     def on_confirmed(self, attempt: Attempt) -> None:
         """Mark the prefixes of a prompt, here and in the next report."""
-        if _is_told(attempt.request):
+        if _is_reported(attempt.request):
             self._confirm(attempt)
 
     def _confirm(self, attempt: Attempt) -> None:
@@ -313,7 +313,7 @@ class SharedPrefixes:
 
     def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
         """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
-        if _is_told(attempt.request):
+        if _is_reported(attempt.request):
             self._outbox.on_cache_report(attempt, report)
         if evicted:
             self._evict_marks(attempt.replica, attempt.longest_confirmed.tick)
@@ -331,8 +331,8 @@ class SharedPrefixes:
 
     def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
         """Add a whole answer to the next report, behind a prompt that is told."""
-        if not _is_told(attempt.request):
-            if not _is_told(attempt.request, output_tokens):
+        if not _is_reported(attempt.request):
+            if not _is_reported(attempt.request, output_tokens):
                 return
             self._confirm(attempt)
         self._outbox.on_answered(attempt, output_tokens)
@@ -385,7 +385,7 @@ class SharedPrefixes:
             self._index.evict_older(slot, before=tick)
 
 
-def _is_told(request: RouteRequest, output_tokens: int = 0) -> bool:
+def _is_reported(request: RouteRequest, output_tokens: int = 0) -> bool:
     """Return whether peers are told of a prompt, or of one with its answer."""
     return bool(request.blocks) and request.prompt_tokens + output_tokens >= LEAST_TOKENS
 
