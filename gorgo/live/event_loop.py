@@ -116,7 +116,7 @@ class RouterGateway:
 
     __slots__ = (
         *("_clock", "_due_s", "_numbers", "_on_fleet_event", "_open", "_router", "_timer", "on_dispatch"),
-        *("before_decision", "stale_connections"),
+        *("after_event", "before_decision", "stale_connections"),
     )
 
     def __init__(self, router: Router, clock: Clock, on_fleet_event: Callable[[FleetEvent], None]) -> None:
@@ -127,6 +127,8 @@ class RouterGateway:
         self.on_dispatch: list[Callable[[Dispatch], None]] = []
         #: Takes in what other workers have reported; `None` for a router of one process.
         self.before_decision: Callable[[], None] | None = None
+        #: Called after each event of a request; `None` likewise.
+        self.after_event: Callable[[], None] | None = None
         #: Whose next connections have changed. They are reported before an event that may dispatch: of the two changes
         #: of a request most decisions read neither.
         self.stale_connections: list[Stale] = []
@@ -228,6 +230,8 @@ class RouterGateway:
         if due_s is not None and due_s < self._due_s:
             wait_s = max(0.0, due_s - self._clock())
             self._set_timer(asyncio.get_running_loop().call_later(wait_s, self.run_timer), due_s)
+        if self.after_event is not None:
+            self.after_event()
 
     def refresh_connections(self) -> None:
         """Report the connections that have changed."""

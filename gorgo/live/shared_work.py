@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from gorgo.core.messages.kv_events import KvEventBatch
 from gorgo.core.messages.request import Sample
@@ -152,7 +153,7 @@ class SharedWork:
             return
         ring = self._state.routing.router.samples
         for sample in samples:
-            ring.append(replace(sample, seq=ring.next_seq))
+            ring.append(replace(cast(Any, sample), seq=ring.next_seq))
         self._passed_seq = ring.last_seq
 
     def _take_outcomes(self, rows: TrainingRows) -> None:

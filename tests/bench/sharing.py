@@ -1,15 +1,17 @@
-"""What sharing costs a Router, in processor time of one request.
+"""What sharing costs a Router, in processor time and in calls of functions for one request.
 
 Three Routers in one process take the same requests in turn: one alone, one of two workers, and the other worker, which
 reads its reports. So whatever else the machine does meets all of them. Printed are the sums of submit, first token and
 end without the rest of a request, and what a report costs each of both sides for a prompt, with one prompt or eight in
-a report: medians over the second half of the requests, after the caches have filled.
+a report: medians over the second half of the requests, after the caches have filled. Calls are the same on any machine,
+busy or not.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import thread_time_ns
@@ -29,7 +31,7 @@ from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 from tests.bench.relay.wire import request
 
-REQUESTS = 2000
+REQUESTS, CALLED = 2000, 200
 _REPLICAS, _KV_TOKENS = 3, 983_549
 _BLOCK_TOKENS, _BYTES_PER_TOKEN = 64.0, 4
 _VARIANTS = 16
@@ -40,7 +42,7 @@ _DECODE = msgspec.msgpack.Decoder(PeerReport).decode
 
 @dataclass
 class Times:
-    """Nanoseconds of the processor: of each request alone and in a group, and of each report."""
+    """Nanoseconds of the processor, or calls: of each request alone and in a group, and of each report."""
 
     alone: list[int] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)
@@ -73,7 +75,22 @@ def prompts(size: int, count: int) -> Iterator[RouteRequest]:
         )
 
 
-def measure(size: int, requests: int, per_report: int) -> Times:
+def calls(size: int, requests: int, per_report: int) -> Times:
+    """Return the calls of functions, those in C too, of what `measure` times."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        return measure(size, requests, per_report, clock=lambda: count)
+    finally:
+        sys.setprofile(None)
+
+
+def measure(size: int, requests: int, per_report: int, clock: Callable[[], int] = thread_time_ns) -> Times:
     """Return the times of requests of `size` bytes, with a report after each `per_report` of them."""
     alone, one, other = _router("alone"), _router("worker-0"), _router("worker-1")
     for router in (one, other):
@@ -82,14 +99,14 @@ def measure(size: int, requests: int, per_report: int) -> Times:
     for number, each in enumerate(prompts(size, requests)):
         now += _STEP_S
         for router, spent in ((alone, times.alone), (one, times.shared)):
-            spent.append(_serve(router, each, now))
+            spent.append(_serve(router, each, now, clock))
         if number % per_report == per_report - 1:
-            begun_ns = thread_time_ns()
+            begun_ns = clock()
             text = _ENCODE(one.peers.report(now=now))
-            written_ns = thread_time_ns()
+            written_ns = clock()
             report = _DECODE(text)
             other.peers.on_report(report, now=now)
-            times.read.append((thread_time_ns() - written_ns) // per_report)
+            times.read.append((clock() - written_ns) // per_report)
             times.written.append((written_ns - begun_ns) // per_report)
             # The first worker decides beside the load of another one, as the second does.
             one.peers.on_report(replace(report, router="worker-2", prefixes=()), now=now)
@@ -106,30 +123,32 @@ def _router(name: str) -> Router:
     return router
 
 
-def _serve(router: Router, each: RouteRequest, now: float) -> int:
+def _serve(router: Router, each: RouteRequest, now: float, clock: Callable[[], int]) -> int:
     """Return the time of one request's three events."""
     tokens = each.prompt_tokens
     outcome = Outcome(
         AttemptResult.COMPLETED, 200, prompt_tokens=tokens, cached_tokens=max(0, tokens - 64), output_tokens=8
     )
-    begun_ns = thread_time_ns()
+    begun_ns = clock()
     action, _ = router.submit(each, now=now)
     assert isinstance(action, Dispatch), "a replica has room"
     router.on_first_token(action.attempt_id, now=now + _STEP_S / 2)
     router.on_finish(action.attempt_id, outcome, now=now + 0.8 * _STEP_S)
-    return thread_time_ns() - begun_ns
+    return clock() - begun_ns
 
 
-def _us(spent_ns: list[int]) -> float:
-    return median(spent_ns[len(spent_ns) // 2 :]) / 1e3
+def _middle(spent: list[int]) -> float:
+    return median(spent[len(spent) // 2 :])
 
 
 def run() -> None:
     """Print a row for each size of prompt and of report; the ratio is that of all of it to a Router alone."""
-    print(f"{'prompt':<8}{'prompts a report':>17}{'alone, us':>11}{'shared':>8}{'written':>9}{'read':>7}{'ratio':>7}")
-    for size in (500, 90_000):
-        for per_report in (1, 8):
-            times = measure(size, REQUESTS, per_report)
-            alone, shared, written, read = map(_us, (times.alone, times.shared, times.written, times.read))
-            ratio = (shared + written + read) / alone
-            print(f"{size:<8}{per_report:>17}{alone:>11.0f}{shared:>8.0f}{written:>9.0f}{read:>7.0f}{ratio:>7.2f}")
+    for unit, take, requests, scale in (("calls", calls, CALLED, 1.0), ("us", measure, REQUESTS, 1e3)):
+        print(f"{'prompt':<8}{'a report':>9}{'alone':>8}{'shared':>8}{'written':>9}{'read':>7}{'ratio':>7}   {unit}")
+        for size in (500, 90_000):
+            for per_report in (1, 8):
+                times = take(size, requests, per_report)
+                spent = (_middle(each) / scale for each in (times.alone, times.shared, times.written, times.read))
+                alone, shared, written, read = spent
+                ratio = (shared + written + read) / alone
+                print(f"{size:<8}{per_report:>9}{alone:>8.0f}{shared:>8.0f}{written:>9.0f}{read:>7.0f}{ratio:>7.2f}")

@@ -227,6 +227,15 @@ def test_a_wrong_answer_of_another_replica_is_not_excused_by_a_fast_failure() ->
     assert broken(run) == [RIGHT]
 
 
+def test_a_prompt_under_which_two_replicas_broke_off_has_no_third_one_and_with_one_it_has_a_second() -> None:
+    run = good()
+    refuse(run, verdict=Verdict(Ending.REFUSED, "502 poison_prompt"), status=502, asked_s=1.0, ended_s=3.0)
+    run.log[2] = line(2, 502)
+    assert broken(run) == [LOST]
+    run.applied.append(applied(Kind.RESET, "b", 2.0, 3.0))
+    assert broken(run) == []
+
+
 def test_what_probes_open_for_a_moment_is_no_leak() -> None:
     run = good()
     run.watch.after[:] = [look(descriptors=21), look(open_responses={"a": 1})]

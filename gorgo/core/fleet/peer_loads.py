@@ -247,6 +247,8 @@ class _AllRouters:
 def _with_work_of_others(own: Floats, peers: PeerLoads, now: float) -> Floats:
     """Move the end of the own queue by the others' prefill, less what was done of it while the engine was at it."""
     columns, waiting_s = peers.columns, peers.added("waiting_prefill_s")
+    if not (np.count_nonzero(waiting_s) or np.count_nonzero(columns.shared_s)):
+        return own
     if len(own) <= FEW:
         # numpy takes as long for one row as for fifty.
         rows = zip(

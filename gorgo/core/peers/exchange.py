@@ -28,8 +28,8 @@ from gorgo.core.fleet.replica import HealthState, Replica
 from gorgo.core.latency.prefill import STEADY_TRUST_S, faded
 from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.messages.request import Outcome
-from gorgo.core.peers.marks import GroupPrefixes
+from gorgo.core.messages.request import Outcome, RouteRequest
+from gorgo.core.peers.marks import LEAST_TOKENS, GroupPrefixes
 from gorgo.core.peers.records import (
     MAX_ANSWERS,
     MAX_CACHE_REPORTS,
@@ -48,7 +48,7 @@ from gorgo.core.peers.records import (
 )
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.index import Answers, GivenAnswer, Origin, PrefixIndex
-from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, CacheReport, FoundShares
+from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, SLACK_TOKENS, CacheReport, FoundShares
 
 
 def own_loads(table: InFlightTable, *, now: float) -> Iterable[ReplicaLoad]:
@@ -283,7 +283,7 @@ class SharedPrefixes:
         if (
             estimate is not None
             and estimate.queue_s + estimate.prefill_s >= URGENT_PREFILL_S
-            and attempt.request.blocks
+            and _is_reported(attempt.request)
         ):
             self._outbox.on_sent(attempt, self._record(attempt, "sent"))
 
@@ -293,8 +293,10 @@ class SharedPrefixes:
 
     def on_confirmed(self, attempt: Attempt) -> None:
         """Mark the prefixes of a prompt, here and in the next report."""
-        if not attempt.request.blocks:
-            return
+        if _is_reported(attempt.request):
+            self._confirm(attempt)
+
+    def _confirm(self, attempt: Attempt) -> None:
         prompt, slot = self._prefixes.prompt_of(attempt.request), attempt.replica.slot
         attempt.group_prefix = self._prefixes.last_used(slot, prompt, before_s=attempt.dispatched_s)
         named = prompt.reported()
@@ -311,13 +313,16 @@ class SharedPrefixes:
 
     def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
         """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
-        self._outbox.on_cache_report(attempt, report)
+        if _is_reported(attempt.request):
+            self._outbox.on_cache_report(attempt, report)
         if evicted:
             self._evict_marks(attempt.replica, attempt.longest_confirmed.tick)
 
     def on_completed(self, attempt: Attempt, outcome: Outcome) -> None:
         """Remove the marks that are older than one which the engine did not have."""
         prefix, request, slot = attempt.group_prefix, attempt.request, attempt.replica.slot
+        if prefix.blocks * request.block_tokens <= SLACK_TOKENS:  # no report contradicts so few
+            return
         report = CacheReport.of(request, prefix, outcome)
         if report is not None and report.confirmed_tokens:
             usual = self._found_shares.of(slot, request.recorded_model, report.confirmed_tokens)
@@ -325,7 +330,11 @@ class SharedPrefixes:
                 self._evict_marks(attempt.replica, prefix.tick)
 
     def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
-        """Add a whole answer to the next report."""
+        """Add a whole answer to the next report, behind a prompt that is told."""
+        if not _is_reported(attempt.request):
+            if not _is_reported(attempt.request, output_tokens):
+                return
+            self._confirm(attempt)
         self._outbox.on_answered(attempt, output_tokens)
 
     def evicted(self) -> Counter[Origin]:
@@ -374,6 +383,11 @@ class SharedPrefixes:
     def _evict_older(self, slot: int, tick: int) -> None:
         if tick and self._index.bounded:
             self._index.evict_older(slot, before=tick)
+
+
+def _is_reported(request: RouteRequest, output_tokens: int = 0) -> bool:
+    """Return whether peers are told of a prompt, or of one with its answer."""
+    return bool(request.blocks) and request.prompt_tokens + output_tokens >= LEAST_TOKENS
 
 
 #: Longest time between two reports, s: three of them fit into `FADE_S`.

@@ -38,6 +38,9 @@ from gorgo.core.record import record
 # The marks of a prompt: which depths are marked, and which of them a report names.
 
 
+#: Prompts of fewer tokens, with their answers, are told to no peer: what it would save by them is prefilled in the time
+#: between two reports of workers.
+LEAST_TOKENS = 256
 #: Marks near a prompt's beginning where it has more than a report may name; the others are its deepest.
 _SHALLOW_MARKS = MAX_MARKS_OF_A_PROMPT // 3
 _Found = TypeVar("_Found")
@@ -154,16 +157,22 @@ class ReplicaMarks:
         nodes, local, known, count = self.nodes, origin is Origin.LOCAL, None, len(words)
         while count and (known := nodes.get(words[count - 1])) is None:
             count -= 1
+        # A long prompt steps through a hundred parents: no step asks what is the same for all of them.
         mark = known
-        while mark is not None:
-            mark.tick = tick
-            # One that is only sent proves nothing, and takes no proof away.
-            if now < inf:
+        if now < inf:
+            while mark is not None:
+                mark.tick = tick
                 mark.used_s = now
-            if local and not mark.local:
-                mark.local = True
-                self.locals += 1
-                self.remote.pop(mark, None)
+                mark = mark.parent
+        else:  # One that is only sent proves nothing, and takes no proof away.
+            while mark is not None:
+                mark.tick = tick
+                mark = mark.parent
+        mark = known
+        while local and mark is not None and not mark.local:
+            mark.local = True
+            self.locals += 1
+            self.remote.pop(mark, None)
             mark = mark.parent
         last, new = known, words[count:]
         for word, depth in zip(new, depths[count:], strict=True):
@@ -305,7 +314,7 @@ class GroupPrefixes:
     def raise_matches(self, matched: Floats, request: RouteRequest) -> Floats:
         """Return `matched` tokens per slot, or more where a mark of the prompt is deeper."""
         residents, left, raised = self._residents, self._all_slots & ((1 << len(matched)) - 1), matched
-        if not residents or not left:
+        if not residents or not left or request.prompt_tokens < LEAST_TOKENS:
             return matched
         prompt = self.prompt_of(request)
         depth, found = prompt.deepest(residents)

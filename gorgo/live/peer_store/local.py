@@ -1,11 +1,11 @@
-"""A worker among those of its router: reports in shared memory, every 10 ms while it has requests.
+"""A worker among those of its router: reports in shared memory, 10 ms after a change.
 
 Owns the intervals and the form of a report there (`LocalPeers`). Leaves the memory to `workers.reports`, and the
 meaning of reports to `core.peers`. It is the second transport of reports, beside the store of several routers.
 
 Theory of operation. Both ends are this program's and of one machine: a report is not parsed as a stranger's would be,
 and its age is a difference of the machine's monotonic clock. A report wakes nobody: each worker reads those of the
-others before a decision and in its own turns. An idle worker sleeps until its next request or heartbeat.
+others before a decision and in its own turns. One without events sleeps until its heartbeat.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from gorgo.core.messages.actions import Dispatch
 from gorgo.core.peers.exchange import HEARTBEAT_S
 from gorgo.core.peers.records import PeerReport
 from gorgo.core.router import Router
@@ -32,7 +31,7 @@ from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, Subject
 from gorgo.live.workers.link import WorkerLink
 from gorgo.live.workers.reports import SharedReports
 
-#: Between two reports of a worker with requests, s.
+#: From a change to its report, and the next ones with it, s.
 INTERVAL_S = 0.01
 #: More than there are workers, and than start within the seconds in which a report in the store counts.
 _MAX_SIBLINGS = 256
@@ -88,22 +87,23 @@ class LocalPeers:
         self._woken = asyncio.Event()
         #: Member by worker.
         self._members: dict[int, str] = {}
-        gateway.on_dispatch.append(self._on_dispatch)
-        gateway.before_decision = self.read_reports
+        gateway.on_dispatch.append(lambda _: self._woken.set())
+        gateway.before_decision, gateway.after_event = self.read_reports, self._woken.set
         link.on_ended.append(self._forget)
 
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
+            # What is queued may have a place by the next report of another one.
+            if not (self._woken.is_set() or self._router.queued or self._outgoing):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await self._woken.wait()
+            self._woken.clear()
             await asyncio.sleep(INTERVAL_S)
             self.read_reports()
             if self._outgoing or self.peers.has_news(now=self._clock()):
                 self.write_report()
-            if not (self._router.in_flight or self._router.queued or self._outgoing):
-                self._woken.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(HEARTBEAT_S):
-                        await self._woken.wait()
 
     def write_report(self) -> None:
         """Write a report of now; one beyond the memory's bound is part of the next one."""
@@ -139,9 +139,6 @@ class LocalPeers:
         return PeerMeasures(
             self.counts, not self._link.ended.is_set(), sum(row.counts for row in rows), differing, evicted
         )
-
-    def _on_dispatch(self, _: Dispatch) -> None:
-        self._woken.set()
 
     def _take(self, worker: int, content: bytes) -> None:
         (written_s,) = _WRITTEN.unpack_from(content)

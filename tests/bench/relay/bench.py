@@ -40,6 +40,7 @@ class Relay:
     process: int | None
     version: str = ""
     tls: bool = False
+    second_port: int | None = None
 
 
 def run(plan: scenarios.Plan, *, against: str | None = None, others: bool = True, as_json: bool = False) -> None:
@@ -107,7 +108,12 @@ class Load:
         told, answers = self._process.stdin, self._process.stdout
         assert told is not None, "it is a pipe"
         assert answers is not None, "it is a pipe"
-        place = {"port": relay.port, "process": relay.process, "tls": relay.tls}
+        place = {
+            "port": relay.port,
+            "process": relay.process,
+            "tls": relay.tls,
+            "second_port": relay.second_port,
+        }
         with suppress(BrokenPipeError):
             told.write(json.dumps({**scenario.job, **place}) + "\n")
             told.flush()

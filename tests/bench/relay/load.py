@@ -18,7 +18,7 @@ import ssl
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import cast
 
@@ -99,6 +99,7 @@ class _Held:
         self._waiting = 0
         self._figures = Figures()
         self._processes: Sequence[int] = [] if job.process is None else process_tree(job.process)
+        self._ports = ports(job)
 
     def run(self) -> Figures:
         figures = self._figures
@@ -142,7 +143,7 @@ class _Held:
         self._epoll.close()
 
     def _open(self) -> None:
-        connection = socket.create_connection(("127.0.0.1", self._job.port), timeout=_CONNECT_S_MAX)
+        connection = socket.create_connection(("127.0.0.1", next(self._ports)), timeout=_CONNECT_S_MAX)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
             connection = self._context.wrap_socket(connection)
@@ -234,6 +235,7 @@ class _Load:
         self._idle: list[_Client] = []
         self._clients: list[_Client] = []
         self._processes = [] if job.process is None else process_tree(job.process)
+        self._ports = ports(job)
 
     async def run(self) -> Figures:
         try:
@@ -294,7 +296,7 @@ class _Load:
         loop = asyncio.get_running_loop()
         for _ in range(count):
             _, client = await loop.create_connection(
-                lambda: _Client(self._done, self._lost), "127.0.0.1", self._job.port, ssl=self._context
+                lambda: _Client(self._done, self._lost), "127.0.0.1", next(self._ports), ssl=self._context
             )
             self._clients.append(client)
             self._idle.append(client)
@@ -316,6 +318,11 @@ class _Load:
         figures.cpu_s, figures.first_cpu_s, figures.waited_s, figures.wall_s = (
             now - then for now, then in zip(self._times(), started, strict=True)
         )
+
+
+def ports(job: Job) -> Iterator[int]:
+    """Return the port of each connection."""
+    return itertools.cycle([job.port] if job.second_port is None else [job.port, job.second_port])
 
 
 def _numbered(job: Job) -> Callable[[], bytes]:

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.relay.processes [--processes N ...] [--rounds N] [--connections N]`: rates by processes.
+"""`python -m tests.bench.relay.processes [--processes N ...] [--rounds N] [--visits N]`: rates by processes.
 
 The relays may use all cores; engine and load share core 0 with them, as on a machine where the load comes from a third
 party. Each round starts `gorgo serve` with each number of processes, and sglang-router with as many threads as it
@@ -8,18 +8,23 @@ Where engine and load leave too little of core 0, the second process cannot use 
 second (`measured`) there is the one of cores for the relays alone (`by CPU`): `N` cores of processor time, divided by
 what a request costs at that load. With `--connections` each process has so many, so that a request is compared at the
 same load of its process.
+
+Two routers that know nothing of each other, each with every other connection, take part as the control: half the
+connections are fewer events for each wake-up, and two programs share caches. What sharing costs is a ratio over them.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,17 +39,18 @@ _ANSWER_TOKENS = 128
 #: Of the streams that are held open: as many as one process carries at most on a core.
 _STREAMS = 800
 _START_S = 60.0
+APART = "two apart"
 Figures = Mapping[str, Any]
 
 
-def jobs(seconds: float) -> list[scenarios.Scenario]:
+def jobs(seconds: float, streams: int) -> list[scenarios.Scenario]:
     """Return what is measured: small and large requests without a pause, and open streams at 100 events a second."""
     closed = {"kind": "closed", "seconds": seconds, "stream": False, "tokens": _ANSWER_TOKENS}
     held = {"kind": "hold", "open_s": 60.0, "size": scenarios.SMALL, "tokens": scenarios.ENDLESS, "gap_ms": 10}
     return [
         scenarios.Scenario(name="small requests", job={**closed, "size": scenarios.SMALL, "connections": 64}),
         scenarios.Scenario(name="requests of 90 kB", job={**closed, "size": scenarios.LARGE, "connections": 32}),
-        scenarios.Scenario(name="events of streams", job={**held, "connections": _STREAMS, "seconds": seconds}),
+        scenarios.Scenario(name="events of streams", job={**held, "connections": streams, "seconds": seconds}),
     ]
 
 
@@ -58,6 +64,18 @@ def gorgo(processes: int) -> Callable[[targets.Place], targets.Launch]:
     return launch
 
 
+def two_apart(place: targets.Place) -> targets.Launch:
+    """Return the launch of two `gorgo serve` that know nothing of each other: what the machine takes of a ratio."""
+    found = []
+    for name in ("one", "other"):
+        folder = place.folder / name
+        folder.mkdir()
+        found.append(targets.Place(port=free_port(), replicas=place.replicas, folder=folder))
+    one, other = map(targets.gorgo, found)
+    both = f"trap 'kill 0' TERM; {shlex.join(one.arguments)} & {shlex.join(other.arguments)} & wait"
+    return replace(one, arguments=["bash", "-c", both], port=found[0].port, second_port=found[1].port)
+
+
 def per_process(job: scenarios.Scenario, connections: int | None, relay: str) -> scenarios.Scenario:
     """Return the job with so many connections for each process of a relay; held streams stay as they are."""
     if connections is None or job.job["kind"] == "hold":
@@ -66,26 +84,30 @@ def per_process(job: scenarios.Scenario, connections: int | None, relay: str) ->
 
 
 def _processes_of(relay: str) -> int:
-    return int(relay.split()[1]) if relay.startswith("gorgo ") else 1
+    return 2 if relay == APART else int(relay.split()[1]) if relay.startswith("gorgo ") else 1
 
 
-def run(processes: Sequence[int], rounds: int, seconds: float, connections: int | None = None) -> None:
+def run(
+    processes: Sequence[int], rounds: int, visits: int, seconds: float, streams: int, connections: int | None = None
+) -> None:
     """Measure and print."""
+    planned = jobs(seconds, streams)
     print(f"Requests a second by processes; engine and load on core 0\n{measure.describe_machine()}", flush=True)
     print(f"commit {bench.commit_here()}", flush=True)
-    launches = {f"gorgo {count}": gorgo(count) for count in processes} | {"sglang-router": targets.sglang_router}
+    launches = {f"gorgo {count}": gorgo(count) for count in processes}
+    launches |= {APART: two_apart, "sglang-router": targets.sglang_router}
     found: dict[tuple[str, str], list[Figures]] = {}
     with bench.harness() as (ports, load):
         for number in range(rounds):
             with _started(launches, ports, load) as relays:
-                for job in jobs(seconds):
-                    for relay in relays if number % 2 == 0 else relays[::-1]:
+                for visit, job in product(range(visits), planned):
+                    for relay in relays if (number + visit) % 2 == 0 else relays[::-1]:
                         figures = load(relay, per_process(job, connections, relay.name))
                         found.setdefault((relay.name, job.name), []).append(figures)
                         if figures["bad"]:
                             print(f"{relay.name}, {job.name}: {figures['bad']} bad ({figures['problem']})", flush=True)
             print(f"round {number + 1} of {rounds}, load average {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-    for job in jobs(seconds):
+    for job in planned:
         print(f"\n{job.name}")
         names = [name for name in launches if (name, job.name) in found]
         for name in names:
@@ -106,7 +128,8 @@ def _started(launches: Mapping[str, Any], ports: list[int], load: bench.Load) ->
                 continue
             process = targets.start(made, folder)
             stack.callback(targets.stop, process)
-            relay = bench.Relay(name, place.port, process.pid, made.version, made.tls)
+            port = place.port if made.port is None else made.port
+            relay = bench.Relay(name, port, process.pid, made.version, made.tls, made.second_port)
             _wait_until_answering(relay, load)
             relays.append(relay)
         yield relays
@@ -136,14 +159,17 @@ def _done(figures: Figures) -> int:
 
 
 def _row(name: str, runs: Sequence[Figures], base: Sequence[Figures], compared: bool) -> str:
+    well = [each for each in runs if _done(each)]
+    if not well:
+        return f"{name:<14}nothing was answered"
     text = (
-        f"{name:<14}{median(map(per_s, runs)):>9.0f}/s"
-        f"{median(1e6 / per_cpu_s(each) for each in runs):>9.1f} us of CPU each"
-        f"{median(each['cpu_s'] / each['wall_s'] for each in runs):>6.2f} cores"
+        f"{name:<14}{median(map(per_s, well)):>9.0f}/s"
+        f"{median(1e6 / per_cpu_s(each) for each in well):>9.1f} us of CPU each"
+        f"{median(each['cpu_s'] / each['wall_s'] for each in well):>6.2f} cores"
     )
     if not compared:
         return text
-    pairs = list(zip(runs, base, strict=True))
+    pairs = [(own, one) for own, one in zip(runs, base, strict=True) if _done(own) and _done(one)]
     cores = _processes_of(name)
     ratios = {
         "measured": [per_s(own) / per_s(one) for own, one in pairs],
@@ -159,10 +185,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.relay.processes", description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N", help="the first is the base")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--visits", type=int, default=1, help="of each relay in a round, for each job")
+    parser.add_argument("--streams", type=int, default=_STREAMS, help="that are held open")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each visit")
     parser.add_argument("--connections", type=int, help="of each process, where requests are sent without a pause")
     given = parser.parse_args()
-    run(given.processes, given.rounds, given.seconds, given.connections)
+    run(given.processes, given.rounds, given.visits, given.seconds, given.streams, given.connections)
 
 
 if __name__ == "__main__":

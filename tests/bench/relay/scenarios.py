@@ -50,6 +50,8 @@ class Job:
     #: Of `hold`: more streams are opened once no more than so many wait for their first token; `None`: at once.
     most_waiting: int | None = None
     tls: bool = False
+    #: Where every other connection goes: of a relay that is two routers.
+    second_port: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

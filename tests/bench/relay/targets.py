@@ -44,6 +44,9 @@ class Launch:
     #: Where it runs, None for here: which tree's modules Python finds.
     tree: Path | None = None
     tls: bool = False
+    #: Of a relay of two routers: where they listen.
+    port: int | None = None
+    second_port: int | None = None
     #: Longest time until it answers.
     start_s: float = 60.0
 

@@ -296,6 +296,25 @@ def test_the_next_turn_finds_the_answer_that_a_peer_has_passed() -> None:
     assert estimated == [256, 256, 256, 384, 384], "three reports say that this engine finds answers"
 
 
+@pytest.mark.parametrize(("output_tokens", "told"), [(127, False), (128, True)])
+def test_a_short_prompt_is_told_with_its_answer_if_both_are_worth_it(output_tokens: int, told: bool) -> None:
+    first, second = group("a", "b")
+    prompt = replace(a_request("r", blocks=PROMPT, prompt_tokens=128, pinned_replica="b"), boundaries=(128,))
+    attempt_id = dispatched(submitted(first, prompt, now=0.0)).attempt_id
+    first.on_first_token(attempt_id, now=0.2)
+    assert not first.peers.report(now=0.2).prefixes
+    answered = Outcome(
+        AttemptResult.COMPLETED, status=200, prompt_tokens=128, cached_tokens=0, output_tokens=output_tokens
+    )
+    first.on_finish(attempt_id, answered, now=1.0)
+    report = first.peers.report(now=1.0)
+    assert [len(report.prefixes), len(report.answers), report.cache_reports] == [told, told, ()]
+    second.peers.on_report(report, now=1.0)
+    assert len(peers_of(first).prefixes) == len(peers_of(second).prefixes) == (2 if told else 0)
+    for router in (first, second):
+        router.check()
+
+
 def test_hashes_under_another_key_are_ignored() -> None:
     first, _ = group("a", "b")
     other = make_router("a", "b", policy="gorgo-ms")
