@@ -289,6 +289,22 @@ def test_a_name_that_nothing_has_is_found(stale: str) -> None:
     assert unresolved(project) == [f"gorgo/core/naming.py: `{stale}`"]
 
 
+#: A file of tests as prose names it, with or without back-ticks; not a pattern.
+_TEST_FILE = re.compile(r"(?<![\w*])(?:[\w/]+/)?test_\w+\.py\b")
+
+
+def test_every_file_of_tests_that_a_comment_names_exists() -> None:
+    folders = (*FOLDERS, "tests", "experiments", "packaging")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in paths
+        for comment in _COMMENT.findall(path.read_text())
+        for name in _TEST_FILE.findall(comment)
+        if not _is_file(name)
+    ] == []
+
+
 def test_every_name_of_another_program_is_in_use() -> None:
     texts = "\n".join(text for module in _project().modules.values() for text in module.texts)
     assert [name for names in OTHERS.values() for name in names if f"`{name}`" not in texts] == []

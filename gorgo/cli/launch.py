@@ -435,8 +435,8 @@ def made_admin_token(state: Path | None) -> tuple[str, str]:
 # 20 ms, in which no stream proceeds.
 #
 # Why it is safe: nothing large depends on the collector. Bodies and chunks are freed by their last reference, however a
-# request ends (tests/cli/test_launch.py). Closed connections are cycles of about 30 objects each. A frozen object in a
-# cycle is never freed, as of a replica that a reload removes; there are only as many as at the start.
+# request ends (tests/live/test_event_loop.py). Closed connections are cycles of about 30 objects each. A frozen object
+# in a cycle is never freed, as of a replica that a reload removes; there are only as many as at the start.
 
 
 #: New objects before a collection of the youngest generation; 700 by default.

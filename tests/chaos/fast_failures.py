@@ -42,7 +42,7 @@ WELL, FAILING = "well", "failing"
 WRONG_PATH = "url that ends in /v1"
 START, MIDDLE = "from the start", "from the middle"
 #: Lanes share the cores; a process may take long to start.
-LANES, START_S = 9, 60.0
+LANES, START_S = 9, 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ REGIONS = {"ashburn-0": ("us-ashburn", 2), "frankfurt-0": ("eu-frankfurt", 24), 
 REPLICAS = tuple(REGIONS)
 TOKEN = "token-of-the-chaos"
 #: For a process to say that it listens; the cores are shared.
-START_S = 60.0
+START_S = 120.0
 _RELOADED, _POLL_S = re.compile(r'"event": ?"config_re(?:loaded|fused)"'), 0.05
 SERVE = "serve"
 #: What is set other than by default, so that minutes show what hours would; the rest is as an operator has it.

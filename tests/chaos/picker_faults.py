@@ -122,7 +122,7 @@ OPEN, CLOSED = "open", "closed"
 LATE_S = 0.05
 REPLICAS = 3
 #: For a process to listen; and the longest answer: Envoy's wait for a picker (30 s) and something more.
-START_S, PATIENCE_S = 60.0, 45.0
+START_S, PATIENCE_S = 120.0, 45.0
 #: Requests of both Envoys in a fault all of which wait.
 MAX_OPEN = 2000
 _BODY = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}).encode()

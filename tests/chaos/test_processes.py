@@ -49,7 +49,7 @@ from tuner.history import History
 
 #: `make chaos-short` draws another one each time.
 SEED = 11
-#: Thirteen kinds of fault of the fourteen, the sidecar killed in the middle (`test_schedule.py`).
+#: Thirteen kinds of fault of the fourteen, the sidecar killed in the middle (`test_parts.py`).
 BRIEF_SEED = 43
 
 

@@ -32,8 +32,8 @@ from tests.system.environments import Environment, InstallError, lint_environmen
 
 # --- The Containerfile and the compose file, as far as they can be checked without a container engine.
 #
-# What a line says of gorgo is read by gorgo's own command line, what it says of files by looking for them. Schema and
-# linter are in test_linters.py, the Containerfile's steps are taken in test_image_steps.py.
+# What a line says of gorgo is read by gorgo's own command line, what it says of files by looking for them. The
+# Containerfile's steps are taken further below, and linters and schemas of others come last.
 
 
 PACKAGING = ROOT / "packaging"

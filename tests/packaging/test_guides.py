@@ -21,7 +21,7 @@ from tests.packaging.guide import Step, agrees, run, steps, with_ports
 
 # --- The first-hour guides: what can be said of them without an install, and the reading of one.
 #
-# That they print what they say is test_guides_run.py's.
+# That they print what they say is tested below, behind the install.
 
 
 #: `gorgo WORDS`, up to whatever a shell would end it at; the 2 of `2>` is still on it.

@@ -186,8 +186,8 @@ def answer(choice: Choice) -> tuple[object, ...]:
 
 #: Terms of `gorgo-ms` that no weight changes: nothing is shared, and the pools are empty.
 ALONE = {"prefill": [1000, 400], "room": [0, 0], "shared": [0, 0]}
-#: Those of a learned policy take effect with a model (`learned/test_weights.py`), those of `multi-depth` with routes
-#: (`test_multi_depth.py`), those of `preble-e2` with earlier requests (`test_preble_e2.py`).
+#: Those of a learned policy take effect with a model (`learned/test_base.py`), those of `multi-depth` with routes
+#: (`test_multi_depth.py`), those of `preble-e2` with earlier requests (`test_published.py`).
 WEIGHTED = [
     name
     for name in policy_names()

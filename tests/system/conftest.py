@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.real.tiny_model import Shape
-from tests.system.environments import Environment, InstallError, aiperf_environment, vllm_environment
+from tests.system.environments import Environment, InstallError, aiperf_environment, apt_install, vllm_environment
 from tests.system.tiny_checkpoint import make_hub_cache, make_tiny_checkpoint
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, VllmServer, vllm_server, wait_until_ready
 
@@ -77,13 +76,8 @@ def iptables() -> None:
     """Root and iptables, from apt where it is missing."""
     if os.geteuid() != 0:
         pytest.skip("LONG PATH TESTS SKIPPED: delaying packets needs root")
-    if shutil.which("iptables"):
-        return
-    if not shutil.which("apt-get"):
-        pytest.skip("LONG PATH TESTS SKIPPED: no iptables, and no apt-get to install it with")
-    # Another test may be installing its own.
-    install = ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "--no-install-recommends", "iptables"]
-    command = ["nice", "-n", "19", *install]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"LONG PATH TESTS SKIPPED: apt-get could not install iptables: {done.stderr[-500:]}")
+    try:
+        if not shutil.which("iptables"):
+            apt_install("iptables")
+    except InstallError as error:
+        pytest.skip(f"LONG PATH TESTS SKIPPED: {error}")

@@ -1,15 +1,17 @@
-"""Environments of heavy tools: made once by pip at low priority, then kept in a cache folder.
+"""Environments of heavy tools: made once by pip at low priority, then kept in a cache folder; and Debian's packages.
 
 Owns the recipes; `experiments.environments` makes them.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 
 from experiments.environments import Environment, InstallError, cache_folder, installed, made
 
-__all__ = ["Environment", "InstallError", "cache_folder"]
+__all__ = ["Environment", "InstallError", "apt_install", "cache_folder"]
 
 VLLM_VERSION = "0.32.0"
 TORCH_VERSION = "2.13.0"
@@ -40,6 +42,20 @@ for line in HeaderParser().parsestr(wheel.read(metadata).decode()).get_all("Requ
         need.marker = None
         print(need)
 """
+
+
+def apt_install(*packages: str) -> None:
+    """Install packages of the distribution at low priority. Raises `InstallError`."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise InstallError("needs root and apt-get")
+    # Another test may be installing its own: on a busy machine a minute and more.
+    command = ["nice", "-n", "19", "apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "-qq"]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    done = subprocess.run(
+        [*command, "--no-install-recommends", *packages], capture_output=True, text=True, check=False, env=environment
+    )
+    if done.returncode:
+        raise InstallError(f"apt-get could not install {' '.join(packages)}: {done.stderr[-500:]}")
 
 
 def vllm_environment() -> Environment:

@@ -21,7 +21,7 @@ import yaml
 
 from gorgo import __version__
 from tests.packaging.conftest import ROOT
-from tests.system.environments import Environment, InstallError, cache_folder, compose_environment
+from tests.system.environments import Environment, InstallError, apt_install, cache_folder, compose_environment
 
 PACKAGING = ROOT / "packaging"
 BASE = "docker.io/library/python:3.11.13-slim-bookworm"
@@ -51,15 +51,10 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """The image, built from the working tree. Its base is made once."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip("CONTAINERS SKIPPED: need root and apt-get, for podman and the base image")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    # Another test may be installing its own.
-    apt_get = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
-    install = ["nice", *apt_get, "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES]
-    done = subprocess.run(install, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        pytest.skip(f"CONTAINERS SKIPPED: apt-get could not install {_PACKAGES}: {done.stderr[-500:]}")
+    try:
+        apt_install(*_PACKAGES)
+    except InstallError as error:
+        pytest.skip(f"CONTAINERS SKIPPED: {error}")
     engine = Engine(_base_digest())
     engine.run(
         *("build", "--format", "docker", "--network", "host", "--runtime", RUNTIME, *LIMITS),

@@ -34,7 +34,7 @@ from tests.packaging.test_chart import CASES
 from tests.ports import free_port
 from tests.proxy.authority import OPENSSL, Authority, needs_openssl
 from tests.proxy.fakes import answer, running
-from tests.system.environments import InstallError, cache_folder, kubernetes_environment
+from tests.system.environments import InstallError, apt_install, cache_folder, kubernetes_environment
 
 # --- A real Kubernetes API server with its store, on loopback: built once from the distribution's source package.
 #
@@ -107,13 +107,14 @@ def program() -> Path:
     named = os.environ.get(NAMED)
     if named:
         return Path(named)
-    if shutil.which("apt-get") is None or os.geteuid() != 0:
-        raise InstallError(f"needs root and apt-get, or a kube-apiserver that {NAMED} names")
     folder = cache_folder() / "kube-apiserver-1.20.2-1"
     made = folder / "kube-apiserver"
     with (cache_folder() / "kube-apiserver.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES])
+        try:
+            apt_install(*_PACKAGES)
+        except InstallError as error:
+            raise InstallError(f"{error}; or name a kube-apiserver by {NAMED}") from error
         if not made.is_file():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
