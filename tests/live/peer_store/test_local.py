@@ -10,7 +10,6 @@ import pytest
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.peers.exchange import HEARTBEAT_S
-from gorgo.core.router import Router
 from gorgo.live.event_loop import RouterGateway
 from gorgo.live.peer_store.local import INTERVAL_S, LocalPeers
 from gorgo.live.workers.link import WorkerLink
@@ -57,7 +56,7 @@ def test_a_worker_reports_each_change_within_its_interval_and_sleeps_while_strea
     async def run() -> None:
         time = asyncio.get_running_loop().time
         router, turns = make_router("a", "b", policy="gorgo-ms"), Turns(time)
-        gateway = RouterGateway(cast(Router, router), time, lambda _: None)
+        gateway = RouterGateway(router, time, lambda _: None)
         peers = LocalPeers(
             cast(WorkerLink, Linked()), cast(SharedReports, turns), router, gateway, time, key_id="one key"
         )
