@@ -256,6 +256,7 @@ class LiveTask:
         try:
             _wait_until_answering(f"http://127.0.0.1:{place.port}", router, process, own / "log")
             for traffic in self.traffics:
+                print(f"{router}: {traffic.name}, {traffic.filters.limit} requests", file=sys.stderr, flush=True)  # noqa: T201
                 found = _measured(traffic, self.seed, place.port, process.pid, engines)
                 yield LiveRow(router=router, version=launch.version, traffic=traffic.name, **found)
         finally:
@@ -275,10 +276,13 @@ class Engines:
         return [int(url.rpartition(":")[2]) for url in self.urls.values()]
 
     def flush(self) -> None:
-        """Empty every cache; raises `GorgoError` where requests run."""
+        """Empty every cache, once what clients gave up has ended; raises `GorgoError` where requests go on running."""
+        deadline_s = time.monotonic() + READY_S
         for url in self.urls.values():
-            if httpx.post(f"{url}/flush_cache", timeout=30.0, trust_env=False).status_code != 200:
-                raise GorgoError(f"{url}: its cache was not flushed: requests are running there")
+            while httpx.post(f"{url}/flush_cache", timeout=30.0, trust_env=False).status_code != 200:
+                if time.monotonic() > deadline_s:
+                    raise GorgoError(f"{url}: its cache was not flushed: requests are running there")
+                time.sleep(0.2)
 
     def totals(self) -> dict[str, list[float]]:
         """Return requests, tokens of prompts, cached and generated ones of each since its start."""
