@@ -12,6 +12,7 @@ from typing import Any
 from experiments.systems import dynamo, live, perturbed
 from experiments.systems.policies import TITLES
 from gorgo.config.atomic import PUBLIC, write_atomically
+from gorgo.lab.demo.options import OURS
 from tests.documents import DOCS, tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.stored import read_stored, stored_names
@@ -19,14 +20,13 @@ from tests.figures.written import markdown
 
 PAGE = DOCS / "peers.md"
 _TRACE = "--trace conversation_trace.jsonl.gz"
-_GROUPS = ("baselines", "published", "oracle", "scenarios", "wildchat", "priors", "paper", "learned")
-_CLAIMS = f"python -m experiments --system policies {' '.join(f'--only {group}' for group in _GROUPS)}"
+_CLAIMS = "python -m experiments --system policies --only baselines --only published --only oracle"
 #: By the name of the figure.
 COMMANDS: Mapping[str, Sequence[str]] = {
     "perturbed": ["python -m experiments --system perturbed --only all --seeds 1 --jobs 1"],
     "dynamo": [f"python -m experiments --system dynamo --only all --seeds 1 --jobs 1 {_TRACE}"],
-    "claims-queue": [f"{_CLAIMS} --seeds 1 --queue {queue} --jobs 1 {_TRACE}" for queue in ("off", "on")],
-    "live": ["python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1"],
+    "claims-queue": [f"{_CLAIMS} --seeds 1 --queue {queue} --jobs 1" for queue in ("off", "on")],
+    "live": [f"python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1 {_TRACE}"],
 }
 BEST = "best rival at p95 TTFT"
 #: Of the means of both simulators, each under a name of its own.
@@ -84,23 +84,29 @@ def simulators(results: Sequence[Any]) -> View:
 def by_queue(results: Sequence[Any]) -> View:
     """Return how many targets of each group are met without and with the queue, and those that the queue turns."""
     off, on = (list(_verdicts(lines)) for lines in results)
-    met: dict[str, dict[str, float]] = {}
+    met: dict[str, dict[str, int]] = {}
     turned: dict[tuple[str, ...], dict[str, Cell]] = {}
     for (group, without), (_, queued) in zip(off, on, strict=True):
         assert without[3:5] == queued[3:5], "the same targets in the same order"
         passed = [row[6].startswith("pass") for row in (without, queued)]
-        cells = met.setdefault(group, dict.fromkeys(("targets", "met, queue off", "met, queue on"), 0.0))
+        cells = met.setdefault(group, dict.fromkeys(("number", "met, queue off", "met, queue on"), 0))
         for name, more in zip(cells, (True, *passed), strict=True):
             cells[name] += more
         if passed[0] != passed[1]:
             beside = " or ".join(f"`{name}`" for name in dict.fromkeys((without[2], queued[2])))
             label = (without[0].removesuffix(", queue off"), f"{without[3]} of `{without[1]}`", beside)
             turned[label] = {"target": without[4], "queue off": without[5], "queue on": queued[5]}
-    values = {f"{group}, {name}": cell for group, cells in met.items() for name, cell in cells.items()}
+    values: dict[str, float] = {
+        f"{group}, {name}": cell for group, cells in met.items() for name, cell in cells.items()
+    }
     values |= {name: sum(cells[name] for cells in met.values()) for name in next(iter(met.values()))}
+    for queue, lines in zip(("off", "on"), results, strict=True):
+        for header, rows in tables("\n".join(lines)):
+            if header[1] == "policy":
+                values |= {f"{on}, {of}: p95 TTFT, {queue}": float(cells[1]) for on, of, *cells in rows if of == OURS}
     return View(
         tables=[
-            Table(labels=("targets of",), rows={(group,): {**cells} for group, cells in met.items()}),
+            Table(labels=("targets",), rows={(group,): {**cells} for group, cells in met.items()}),
             Table(labels=("on", "figure", "compared with"), rows=turned),
         ],
         values=values | {"turned": float(len(turned))},
@@ -108,11 +114,11 @@ def by_queue(results: Sequence[Any]) -> View:
 
 
 def _verdicts(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the group and the cells of every verdict."""
-    for group, title in TITLES.items():
+    """Yield the title of the group and the cells of every verdict."""
+    for title in TITLES.values():
         if f"**{title}**" in lines:
             rows = tables("\n".join(lines[lines.index(f"**{title}**") :]))[0][1]
-            yield from ((group, row) for row in rows)
+            yield from ((title, row) for row in rows)
 
 
 def routers(results: Sequence[Any]) -> View:

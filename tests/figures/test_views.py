@@ -565,14 +565,19 @@ def test_claims_with_and_without_the_queue_are_counted_and_those_that_it_turns_a
 | on | of | against | figure | target | of / against [95 %] | met |
 | --- | --- | --- | --- | --- | --- | --- |
 | chats, load 1, queue {queue} | gorgo-ms | {other} | p95 TTFT | <= 1.03 | {at_full_load} |
+
+| on | policy | TTFT p50 ms | p95 | E2E p50 s | p95 | hit % |
+| --- | --- | --- | --- | --- | --- | --- |
+| chats, load 1, queue {queue} | gorgo-ms | 490 | 1921 | 3.41 | 7.86 | 20.0 |
 """.splitlines()
 
     shown = view("claims-queue", printed("off", "oracle", "1.010 | pass ~"), printed("on", "floor", "1.040 | missed ~"))
-    assert row(shown, "published") == {"targets": 1, "met, queue off": 1, "met, queue on": 1}
-    assert row(shown, "oracle") == {"targets": 1, "met, queue off": 1, "met, queue on": 0}
+    assert row(shown, "Against the published policy") == {"number": 1, "met, queue off": 1, "met, queue on": 1}
+    assert row(shown, "Against the same rule with full knowledge (`oracle`)")["met, queue on"] == 0
     assert shown.tables[1].rows == {
         ("chats, load 1", "p95 TTFT of `gorgo-ms`", "`oracle` or `floor`"): {
             "target": "<= 1.03", "queue off": "1.010", "queue on": "1.040",
         }
     }  # fmt: skip
     assert (shown.values["met, queue on"], shown.values["turned"]) == (1, 1)
+    assert shown.values["chats, load 1, queue on, gorgo-ms: p95 TTFT, on"] == 1921
