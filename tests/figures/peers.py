@@ -31,6 +31,15 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 BEST = "best rival at p95 TTFT"
 #: Of the means of both simulators, each under a name of its own.
 _COLUMNS = ("mean TTFT, ms", "p50 TTFT, ms", "p95 TTFT, ms", "mean E2E, s", "p95 E2E, s", "cached tokens found, %")
+_OF_ROUTERS = (
+    "requests",
+    "errors",
+    "hit %",
+    "largest share %",
+    "router CPU ms a request",
+    "us an event",
+    "sent late ms",
+)
 #: A ratio above this is a loss that is counted.
 _LOST = perturbed.OF_BEST
 
@@ -122,18 +131,21 @@ def _verdicts(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def routers(results: Sequence[Any]) -> View:
-    """Return the row of each router under each traffic."""
+    """Return the row of each router under each traffic, without times: a machine with other work is part of them."""
     ((lines),) = results
     rows: dict[tuple[str, ...], dict[str, Cell]] = {}
     for header, found in tables("\n".join(lines)):
-        rows |= {tuple(row[:2]): dict(zip(header[2:], map(_number, row[2:]), strict=True)) for row in found}
-    values = {f"{on}, {router}, {name}": cell for (on, router), cells in rows.items() for name, cell in _known(cells)}
+        for row in found:
+            cells = dict(zip(header, row, strict=True))
+            rows[row[0], row[1]] = {name: cells[name] for name in _OF_ROUTERS}
+    values = {
+        f"{on}, {router}, {name}": float(str(cell))
+        for (on, router), found in rows.items()
+        for name, cell in found.items()
+        if cell != "-"
+    }
     more = {"engines": float(live.ENGINES), "away, s": live.AWAY_S}
     return View(tables=[Table(labels=("traffic", "router"), rows=rows)], values=values | more)
-
-
-def _number(cell: str) -> Cell:
-    return None if cell == "-" else float(cell)
 
 
 def _known(cells: Mapping[str, Cell]) -> Iterator[tuple[str, float]]:
