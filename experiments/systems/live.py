@@ -54,10 +54,13 @@ HEADER = (
     "router CPU ms a request", "us an event", "sent late ms",
 )  # fmt: skip
 SMG, VLLM_ROUTER, LITELLM = "smg==1.13.0", "vllm-router==0.1.17", "litellm==1.109.1"
-#: What LiteLLM's proxy imports beside the client, without the part of its extra that keeps keys in a database.
+#: What LiteLLM's proxy imports beside the client: its extra `proxy`, without the part that keeps keys in a database,
+#: whose pinned version not every index has.
 LITELLM_NEEDS = (
     "uvicorn", "fastapi", "backoff", "orjson", "apscheduler", "python-multipart", "cryptography", "websockets", "pyjwt",
-    "rq", "fastapi-sso", "mcp", "boto3", "gunicorn", "uvloop", "pyyaml",
+    "rq", "fastapi-sso", "mcp", "boto3", "gunicorn", "uvloop", "pyyaml", "expression", "soundfile", "pynacl",
+    "restrictedpython", "tomlkit", "httpx2", "hiredis", "granian", "litellm-enterprise", "polars", "inquirerpy",
+    "pyroscope-io", "azure-identity", "azure-storage-blob",
 )  # fmt: skip
 #: Routers that this set-up cannot have.
 NEVER = {"Dynamo's frontend": "it sends requests to workers of its own runtime alone, and to no URL"}
@@ -150,7 +153,14 @@ def litellm(place: Place) -> Launch:
     one = {"model": f"openai/{MODEL}", "api_key": "none"}
     models = [{"model_name": MODEL, "litellm_params": {**one, "api_base": f"{url}/v1"}} for url in _urls(place)]
     config = place.folder / "litellm.yaml"
-    config.write_text(yaml.safe_dump({"model_list": models, "router_settings": {"routing_strategy": "least-busy"}}))
+    # Without a key of its administrator it starts only if it may: it listens on loopback.
+    keyless = {"dangerously_permit_weak_or_unset_master_key": True}
+    document = {
+        "model_list": models,
+        "router_settings": {"routing_strategy": "least-busy"},
+        "general_settings": keyless,
+    }
+    config.write_text(yaml.safe_dump(document))
     return Launch(
         arguments=[str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(place.port)],
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"},
@@ -327,7 +337,7 @@ def _wait_until_answering(url: str, router: str, process: subprocess.Popen[bytes
             said = repr(error)
         time.sleep(0.2)
     how = f"did not answer within {READY_S:g} s" if process.poll() is None else f"ended with {process.returncode}"
-    end = " ".join(log.read_text(errors="replace").split())[-300:]
+    end = log.read_text(errors="replace").strip().rpartition("\n")[2][-300:]
     raise NoAnswerError(f"{router} {how}; at last: {said}; its log ends: {end}")
 
 
