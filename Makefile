@@ -81,7 +81,7 @@ overload-live: $(READY) ## capacity and beyond over HTTP beside the same load si
 lock:            ## renew requirements.lock from pyproject.toml
 	$(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
-	$(VENV)/lock/bin/pip-compile --extra dev --extra report --extra postgres --extra otel --extra learned --extra tokens --extra events --extra picker --extra shared --extra dns --extra compression --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
+	$(VENV)/lock/bin/pip-compile --extra dev --extra report --extra notebook --extra postgres --extra otel --extra learned --extra tokens --extra events --extra picker --extra shared --extra dns --extra compression --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links \
 	  --strip-extras --allow-unsafe --quiet --no-header --output-file requirements.lock pyproject.toml
 
 lock-docs:       ## renew packaging/site/requirements.lock from the extra docs of pyproject.toml

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import httpx
 import yaml
@@ -50,13 +51,16 @@ NAME, TITLE = "live", "other routers before the same engines, live"
 GROUPS = ("live",)
 HEADER = (
     "traffic", "router", "requests", "errors", "TTFT mean ms", "p50", "p95", "E2E p95 s", "hit %", "largest share %",
-    "router CPU ms a request", "sent late ms",
+    "router CPU ms a request", "us an event", "sent late ms",
 )  # fmt: skip
 SMG, VLLM_ROUTER, LITELLM = "smg==1.13.0", "vllm-router==0.1.17", "litellm==1.109.1"
-#: What LiteLLM's proxy imports beside the client, without the part of its extra that keeps keys in a database.
+#: What LiteLLM's proxy imports beside the client: its extra `proxy`, without the part that keeps keys in a database,
+#: whose pinned version not every index has.
 LITELLM_NEEDS = (
     "uvicorn", "fastapi", "backoff", "orjson", "apscheduler", "python-multipart", "cryptography", "websockets", "pyjwt",
-    "rq", "fastapi-sso", "mcp", "boto3", "gunicorn", "uvloop", "pyyaml",
+    "rq", "fastapi-sso", "mcp", "boto3", "gunicorn", "uvloop", "pyyaml", "expression", "soundfile", "pynacl",
+    "restrictedpython", "tomlkit", "httpx2", "hiredis", "granian", "litellm-enterprise", "polars", "inquirerpy",
+    "pyroscope-io", "azure-identity", "azure-storage-blob",
 )  # fmt: skip
 #: Routers that this set-up cannot have.
 NEVER = {"Dynamo's frontend": "it sends requests to workers of its own runtime alone, and to no URL"}
@@ -68,8 +72,9 @@ LAYOUT = FleetLayout(
     replicas={f"engine-{number}": "local" for number in range(ENGINES)},
     capacity={"prefill_tokens_per_s": round(_PROFILE.prefill_tokens_per_s)},
 )
-#: Until engines and a router answer: LiteLLM loads for half a minute on a busy machine.
-READY_S = 120.0
+#: Until engines and a router answer: LiteLLM's imports take some ten seconds of processor time, which a busy machine
+#: does not give in two minutes. A router that ends is not waited for.
+READY_S = 600.0
 #: How long an engine that was killed is away.
 AWAY_S = 5.0
 KILLED = "herd, an engine is killed"
@@ -148,12 +153,18 @@ def litellm(place: Place) -> Launch:
     one = {"model": f"openai/{MODEL}", "api_key": "none"}
     models = [{"model_name": MODEL, "litellm_params": {**one, "api_base": f"{url}/v1"}} for url in _urls(place)]
     config = place.folder / "litellm.yaml"
-    config.write_text(yaml.safe_dump({"model_list": models, "router_settings": {"routing_strategy": "least-busy"}}))
+    # Without a key of its administrator it starts only if it may: it listens on loopback.
+    keyless = {"dangerously_permit_weak_or_unset_master_key": True}
+    document = {
+        "model_list": models,
+        "router_settings": {"routing_strategy": "least-busy"},
+        "general_settings": keyless,
+    }
+    config.write_text(yaml.safe_dump(document))
     return Launch(
         arguments=[str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(place.port)],
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"},
         version=f"{LITELLM} least-busy",
-        start_s=READY_S,
     )
 
 
@@ -210,6 +221,7 @@ class LiveRow:
     hit: float
     share: float
     cpu_ms: float
+    event_us: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,13 +264,11 @@ class LiveTask:
         launch = ROUTERS[router](place)
         process = start(launch, own)
         try:
-            _wait_until_answering(f"http://127.0.0.1:{place.port}", router)
+            _wait_until_answering(f"http://127.0.0.1:{place.port}", router, process, own / "log")
             for traffic in self.traffics:
-                row, hit, share, cpu_ms = _measured(traffic, self.seed, place.port, process.pid, engines)
-                yield LiveRow(
-                    router=router, version=launch.version, traffic=traffic.name, row=row, hit=hit, share=share,
-                    cpu_ms=cpu_ms,
-                )  # fmt: skip
+                print(f"{router}: {traffic.name}, {traffic.filters.limit} requests", file=sys.stderr, flush=True)  # noqa: T201
+                found = _measured(traffic, self.seed, place.port, process.pid, engines)
+                yield LiveRow(router=router, version=launch.version, traffic=traffic.name, **found)
         finally:
             stop(process)
 
@@ -276,19 +286,21 @@ class Engines:
         return [int(url.rpartition(":")[2]) for url in self.urls.values()]
 
     def flush(self) -> None:
-        """Empty every cache; raises `GorgoError` where requests run."""
+        """Empty every cache, once what clients gave up has ended; raises `GorgoError` where requests go on running."""
+        deadline_s = time.monotonic() + READY_S
         for url in self.urls.values():
-            if httpx.post(f"{url}/flush_cache", timeout=30.0, trust_env=False).status_code != 200:
-                raise GorgoError(f"{url}: its cache was not flushed: requests are running there")
+            while httpx.post(f"{url}/flush_cache", timeout=30.0, trust_env=False).status_code != 200:
+                if time.monotonic() > deadline_s:
+                    raise GorgoError(f"{url}: its cache was not flushed: requests are running there")
+                time.sleep(0.2)
 
-    def totals(self) -> dict[str, tuple[float, float, float]]:
-        """Return requests, prompt tokens and cached tokens of each since its start."""
-        names = ("sglang:num_requests_total", "sglang:prompt_tokens_total", "sglang:cached_tokens_total")
+    def totals(self) -> dict[str, list[float]]:
+        """Return requests, tokens of prompts, cached and generated ones of each since its start."""
+        names = [f"sglang:{of}_total" for of in ("num_requests", "prompt_tokens", "cached_tokens", "generation_tokens")]
         found = {}
         for name, url in self.urls.items():
             gauges = read_gauges(httpx.get(f"{url}/metrics", timeout=30.0, trust_env=False).text, set(names))
-            requests, prompt, cached = (gauges.get(one, 0.0) for one in names)
-            found[name] = (requests, prompt, cached)
+            found[name] = [gauges.get(one, 0.0) for one in names]
         return found
 
     async def away(self, name: str, after_s: float) -> None:
@@ -310,11 +322,12 @@ def _engines(folder: Path, seed: int) -> Iterator[Engines]:
         yield Engines(processes, config, start_engines(processes, config, LAYOUT.replicas, timeout_s=READY_S))
 
 
-def _wait_until_answering(url: str, router: str) -> None:
+def _wait_until_answering(url: str, router: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for a router's first answer; raises `NoAnswerError` with the end of its log."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
     deadline_s = time.monotonic() + READY_S
     said = ""
-    while time.monotonic() < deadline_s:
+    while time.monotonic() < deadline_s and process.poll() is None:
         try:
             answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=10.0, trust_env=False)
             if answer.status_code == 200:
@@ -323,13 +336,13 @@ def _wait_until_answering(url: str, router: str) -> None:
         except httpx.HTTPError as error:
             said = repr(error)
         time.sleep(0.2)
-    raise NoAnswerError(f"{router} did not answer within {READY_S:g} s; at last: {said}")
+    how = f"did not answer within {READY_S:g} s" if process.poll() is None else f"ended with {process.returncode}"
+    end = log.read_text(errors="replace").strip().rpartition("\n")[2][-300:]
+    raise NoAnswerError(f"{router} {how}; at last: {said}; its log ends: {end}")
 
 
-def _measured(
-    traffic: Traffic, seed: int, port: int, router: int, engines: Engines
-) -> tuple[ResultRow, float, float, float]:
-    """Send the traffic; return its row, the share of cached tokens, the largest share, and the router's ms each."""
+def _measured(traffic: Traffic, seed: int, port: int, router: int, engines: Engines) -> dict[str, Any]:
+    """Send the traffic; return its row and the other figures of a `LiveRow`."""
     engines.flush()
     requests = traffic.requests(seed)
     options = ReplayOptions(
@@ -344,16 +357,22 @@ def _measured(
     half_s = requests[-1].timestamp_s * traffic.time_scale / 2
     killed = next(iter(LAYOUT.replicas)) if traffic.name == KILLED else None
     row = asyncio.run(_replayed(requests, options, engines, killed, half_s))
-    cpu_ms = 1e3 * (measure.cpu_times(measure.process_tree(router))[0] - cpu_s) / len(requests)
+    cpu_s = measure.cpu_times(measure.process_tree(router))[0] - cpu_s
     # A process that was killed has forgotten what it did.
     parts = [
         tuple(now - then for now, then in zip(after, before[name], strict=True))
         for name, after in engines.totals().items()
         if name != killed
     ]
-    served, prompt, cached = (sum(column) for column in zip(*parts, strict=True))
-    share = max(part[0] for part in parts) / served if served else 0.0
-    return row, cached / prompt if prompt else 0.0, share, cpu_ms
+    served, prompt, cached, generated = (sum(column) for column in zip(*parts, strict=True))
+    return {
+        "row": row,
+        "hit": cached / prompt if prompt else 0.0,
+        "share": max(part[0] for part in parts) / served if served else 0.0,
+        "cpu_ms": 1e3 * cpu_s / len(requests),
+        # An engine sends an event for each token. Those of an engine that was killed are not known.
+        "event_us": 1e6 * cpu_s / generated if generated and killed is None else None,
+    }
 
 
 async def _replayed(
@@ -411,4 +430,6 @@ def _cells(found: Sequence[LiveRow]) -> Iterator[str]:
     yield f"{100 * fmean(one.hit for one in found):.1f}"
     yield f"{100 * fmean(one.share for one in found):.0f}"
     yield f"{fmean(one.cpu_ms for one in found):.2f}"
+    events = [one.event_us for one in found if one.event_us is not None]
+    yield number(fmean(events) if events else None, ".0f")
     yield f"{fmean(row.slip_ms_p95 or 0.0 for row in rows):.1f}"

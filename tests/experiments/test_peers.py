@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +187,14 @@ def test_litellm_has_a_deployment_for_each_engine(tmp_path: Path, monkeypatch: p
     ]  # fmt: skip
 
 
+def test_a_router_that_ends_is_not_waited_for_and_its_log_says_why(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("ModuleNotFoundError: No module named 'fastapi'\n")
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
+        process.wait()
+        with pytest.raises(live.NoAnswerError, match=r"ended with 3; .* its log ends: ModuleNotFoundError"):
+            live._wait_until_answering("http://127.0.0.1:1", "LiteLLM", process, tmp_path / "log")
+
+
 def test_a_router_that_cannot_be_installed_is_named_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +206,9 @@ def test_a_router_that_cannot_be_installed_is_named_and_the_others_run(
 
     def run(task: live.LiveTask) -> live.LiveRun:
         rows = [
-            live.LiveRow(router=name, version="1", traffic=one.name, row=row(), hit=0.5, share=0.25, cpu_ms=1.5)
+            live.LiveRow(
+                router=name, version="1", traffic=one.name, row=row(), hit=0.5, share=0.25, cpu_ms=1.5, event_us=31.0
+            )
             for name in task.routers
             for one in task.traffics
         ]
@@ -211,6 +223,6 @@ def test_a_router_that_cannot_be_installed_is_named_and_the_others_run(
     assert "SKIPPED Dynamo's frontend" in found.end
     (section,) = found.sections
     assert [cells[:2] for cells in section.rows] == [(one.name, "here") for one in kinds()]
-    assert [cells[8:11] for cells in section.rows] == [("50.0", "25", "1.50")] * 3
+    assert [cells[8:12] for cells in section.rows] == [("50.0", "25", "1.50", "31")] * 3
     assert len(section.rows[0]) == len(live.HEADER)
     assert len(found.rows) == 2 * 3

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.systems import dynamo, live, perturbed
+from experiments.systems.policies import TITLES
 from gorgo.config.atomic import PUBLIC, write_atomically
-from gorgo.lab.demo.options import PAPER
-from gorgo.lab.simulate import ORACLE
+from gorgo.lab.demo.options import OURS
 from tests.documents import DOCS, tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.stored import read_stored, stored_names
@@ -20,17 +20,26 @@ from tests.figures.written import markdown
 
 PAGE = DOCS / "peers.md"
 _TRACE = "--trace conversation_trace.jsonl.gz"
-_CLAIMS = "python -m experiments --system policies --only published --only oracle --only rivals"
+_CLAIMS = "python -m experiments --system policies --only baselines --only published --only oracle"
 #: By the name of the figure.
 COMMANDS: Mapping[str, Sequence[str]] = {
     "perturbed": ["python -m experiments --system perturbed --only all --seeds 1 --jobs 1"],
     "dynamo": [f"python -m experiments --system dynamo --only all --seeds 1 --jobs 1 {_TRACE}"],
-    "claims-queue": [f"{_CLAIMS} --queue {queue} --quick --jobs 1" for queue in ("off", "on")],
-    "live": ["python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1"],
+    "claims-queue": [f"{_CLAIMS} --seeds 1 --queue {queue} --jobs 1" for queue in ("off", "on")],
+    "live": [f"python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1 {_TRACE}"],
 }
 BEST = "best rival at p95 TTFT"
 #: Of the means of both simulators, each under a name of its own.
 _COLUMNS = ("mean TTFT, ms", "p50 TTFT, ms", "p95 TTFT, ms", "mean E2E, s", "p95 E2E, s", "cached tokens found, %")
+_OF_ROUTERS = (
+    "requests",
+    "errors",
+    "hit %",
+    "largest share %",
+    "router CPU ms a request",
+    "us an event",
+    "sent late ms",
+)
 #: A ratio above this is a loss that is counted.
 _LOST = perturbed.OF_BEST
 
@@ -82,33 +91,61 @@ def simulators(results: Sequence[Any]) -> View:
 
 
 def by_queue(results: Sequence[Any]) -> View:
-    """Return each ratio without and with the queue, and how many of the targets are met."""
-    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
-    values: dict[str, float] = {}
+    """Return how many targets of each group are met without and with the queue, and those that the queue turns."""
+    off, on = (list(_verdicts(lines)) for lines in results)
+    met: dict[str, dict[str, int]] = {}
+    turned: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for (group, without), (_, queued) in zip(off, on, strict=True):
+        assert without[3:5] == queued[3:5], "the same targets in the same order"
+        passed = [row[6].startswith("pass") for row in (without, queued)]
+        cells = met.setdefault(group, dict.fromkeys(("number", "met, queue off", "met, queue on"), 0))
+        for name, more in zip(cells, (True, *passed), strict=True):
+            cells[name] += more
+        if passed[0] != passed[1]:
+            beside = " or ".join(f"`{name}`" for name in dict.fromkeys((without[2], queued[2])))
+            label = (without[0].removesuffix(", queue off"), f"{without[3]} of `{without[1]}`", beside)
+            turned[label] = {"target": without[4], "queue off": without[5], "queue on": queued[5]}
+    values: dict[str, float] = {
+        f"{group}, {name}": cell for group, cells in met.items() for name, cell in cells.items()
+    }
+    values |= {name: sum(cells[name] for cells in met.values()) for name in next(iter(met.values()))}
     for queue, lines in zip(("off", "on"), results, strict=True):
-        for on, against, figure, ratio in _ratios(lines):
-            other = f"`{against}`" if against in (PAPER, ORACLE) else "the best rival"
-            label = (on.removesuffix(f", queue {queue}"), figure, other)
-            rows.setdefault(label, {})[f"queue {queue}"] = ratio
-        verdicts = [row for header, found in tables("\n".join(lines)) if header[1] == "of" for row in found]
-        values[f"met, {queue}"] = float(sum(row[-1].startswith("pass") for row in verdicts))
-        values["targets"] = float(len(verdicts))
-    return View(tables=[Table(labels=("traffic and load", "figure", "compared with"), rows=rows)], values=values)
+        for header, rows in tables("\n".join(lines)):
+            if header[1] == "policy":
+                values |= {f"{on}, {of}: p95 TTFT, {queue}": float(cells[1]) for on, of, *cells in rows if of == OURS}
+    return View(
+        tables=[
+            Table(labels=("targets",), rows={(group,): {**cells} for group, cells in met.items()}),
+            Table(labels=("on", "figure", "compared with"), rows=turned),
+        ],
+        values=values | {"turned": float(len(turned))},
+    )
+
+
+def _verdicts(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the title of the group and the cells of every verdict."""
+    for title in TITLES.values():
+        if f"**{title}**" in lines:
+            rows = tables("\n".join(lines[lines.index(f"**{title}**") :]))[0][1]
+            yield from ((title, row) for row in rows)
 
 
 def routers(results: Sequence[Any]) -> View:
-    """Return the row of each router under each traffic."""
+    """Return the row of each router under each traffic, without times: a machine with other work is part of them."""
     ((lines),) = results
     rows: dict[tuple[str, ...], dict[str, Cell]] = {}
     for header, found in tables("\n".join(lines)):
-        rows |= {tuple(row[:2]): dict(zip(header[2:], map(_number, row[2:]), strict=True)) for row in found}
-    values = {f"{on}, {router}, {name}": cell for (on, router), cells in rows.items() for name, cell in _known(cells)}
+        for row in found:
+            cells = dict(zip(header, row, strict=True))
+            rows[row[0], row[1]] = {name: cells[name] for name in _OF_ROUTERS}
+    values = {
+        f"{on}, {router}, {name}": float(str(cell))
+        for (on, router), found in rows.items()
+        for name, cell in found.items()
+        if cell != "-"
+    }
     more = {"engines": float(live.ENGINES), "away, s": live.AWAY_S}
     return View(tables=[Table(labels=("traffic", "router"), rows=rows)], values=values | more)
-
-
-def _number(cell: str) -> Cell:
-    return None if cell == "-" else float(cell)
 
 
 def _known(cells: Mapping[str, Cell]) -> Iterator[tuple[str, float]]:

@@ -612,6 +612,7 @@ FIGURES: Mapping[str, Figure] = {
 #: Figures that were measured and cannot be made again in passing: why, and at which commits. A commit is that of the
 #: code measured or, where it was not written down, that which brought the figure. Pages name none.
 NOT_STORED: Mapping[str, NotStored] = {
+    "live-litellm": NotStored("one router of `live` alone, in a script: it did not start in the stored run", "93dc46c"),
     "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
     "perturbed-memory": NotStored("two versions, and settings of other seeds, in a script", "7ee1b42"),
     "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),

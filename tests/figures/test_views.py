@@ -549,3 +549,35 @@ def test_a_search_on_the_herd_has_its_ratios_shares_and_moves() -> None:
     says = "In 2 of 3 runs it moved: 0.62 [0.22, 1.76], from 100 to 69 %, at four times the load, which is 4."
     assert problems(says, shown) == []
     assert problems("In 17 runs.", shown)
+
+
+def test_claims_with_and_without_the_queue_are_counted_and_those_that_it_turns_are_named() -> None:
+    def printed(queue: str, other: str, at_full_load: str) -> list[str]:
+        return f"""
+**Against the published policy**
+
+| on | of | against | figure | target | of / against [95 %] | met |
+| --- | --- | --- | --- | --- | --- | --- |
+| chats, load 0.5, queue {queue} | gorgo-ms | gorgo | p95 TTFT | <= 1.00 | 0.900 | pass ~ |
+
+**Against the same rule with full knowledge (`oracle`)**
+
+| on | of | against | figure | target | of / against [95 %] | met |
+| --- | --- | --- | --- | --- | --- | --- |
+| chats, load 1, queue {queue} | gorgo-ms | {other} | p95 TTFT | <= 1.03 | {at_full_load} |
+
+| on | policy | TTFT p50 ms | p95 | E2E p50 s | p95 | hit % |
+| --- | --- | --- | --- | --- | --- | --- |
+| chats, load 1, queue {queue} | gorgo-ms | 490 | 1921 | 3.41 | 7.86 | 20.0 |
+""".splitlines()
+
+    shown = view("claims-queue", printed("off", "oracle", "1.010 | pass ~"), printed("on", "floor", "1.040 | missed ~"))
+    assert row(shown, "Against the published policy") == {"number": 1, "met, queue off": 1, "met, queue on": 1}
+    assert row(shown, "Against the same rule with full knowledge (`oracle`)")["met, queue on"] == 0
+    assert shown.tables[1].rows == {
+        ("chats, load 1", "p95 TTFT of `gorgo-ms`", "`oracle` or `floor`"): {
+            "target": "<= 1.03", "queue off": "1.010", "queue on": "1.040",
+        }
+    }  # fmt: skip
+    assert (shown.values["met, queue on"], shown.values["turned"]) == (1, 1)
+    assert shown.values["chats, load 1, queue on, gorgo-ms: p95 TTFT, on"] == 1921

@@ -1,9 +1,9 @@
 """Policies side by side in virtual time: runs, many of them, and their comparison.
 
-Programs and notebooks begin with `run_policies` and `flat_rows`.
+Programs and notebooks begin with `run_policies` and `data_frame`.
 """
 
-from gorgo.lab.simulate.api import flat_rows, run_policies, simulate_options
+from gorgo.lab.simulate.api import data_frame, flat_rows, run_policies, simulate_options
 from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, PINNED, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import run_many, run_once
 from gorgo.lab.simulate.simulate import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
@@ -17,6 +17,7 @@ __all__ = [
     "SimJob",
     "SimulateOptions",
     "SimulatedRun",
+    "data_frame",
     "flat_rows",
     "jobs_of",
     "run_many",

@@ -1,18 +1,19 @@
 """Comparisons for programs and notebooks: what `gorgo simulate` runs, with its defaults, as rows.
 
-Owns the step from names and numbers to `SimulateOptions`, which the command line takes too, and flat rows for data
-frames. Leaves the runs to `gorgo.lab.simulate.simulate`.
+Owns the step from names and numbers to `SimulateOptions`, which the command line takes too, and rows as a data frame.
+Leaves the runs to `gorgo.lab.simulate.simulate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from gorgo.config.load import load_config
 from gorgo.config.model import Config
+from gorgo.errors import MissingExtra
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.faults.scenarios import Scenario, chosen_scenario
 from gorgo.lab.sim.fleet import SimFleet
@@ -21,6 +22,9 @@ from gorgo.lab.simulate.fleet import chosen_fleet, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import BASELINES, STEADY
 from gorgo.lab.simulate.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
 from gorgo.lab.traces import TraceFilters
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: The file of the fleet, of the intervals and of the weights of its policy, where none is named.
 REGIONS = Path("regions.yaml")
@@ -139,8 +143,22 @@ def simulate_options(
     )
 
 
+def data_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:
+    """Return a row per run and window, with the columns of `flat_rows`.
+
+    Raises `MissingExtra` without the extra `notebook`.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "a data frame needs pandas, which is not installed: pip install 'gorgo-router[notebook]'"
+        ) from error
+    return pd.DataFrame(flat_rows(rows))
+
+
 def flat_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
-    """Return rows of one level for a data frame, as in `pandas.DataFrame(flat_rows(rows))`: `ttft_ms_p95` and so on.
+    """Return rows of one level, for `data_frame` and for other packages' tables: `ttft_ms_p95` and so on.
 
     `load` is beside `time_scale`. Weights, shares and failures have a column per name.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.cli import app
-from gorgo.errors import ConfigError, UnknownPolicy
+from gorgo.errors import ConfigError, MissingExtra, UnknownPolicy
 from gorgo.lab import simulate
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.routers.group import RouterGroup
@@ -68,6 +69,20 @@ def test_flat_rows_have_a_column_per_figure_and_the_load() -> None:
     assert flat["failures_timeout"] == 2
     assert flat["share_seoul-0"] == 0.2
     assert not any(isinstance(value, dict) for value in flat.values())
+
+
+def test_a_data_frame_has_a_row_per_run_and_a_column_per_figure() -> None:
+    pytest.importorskip("pandas", reason="DATA FRAME TEST SKIPPED: pandas is not installed")
+    frame = simulate.data_frame([row(policy="gorgo-ms"), row(policy="random", time_scale=4.0)])
+    assert frame["policy"].tolist() == ["gorgo-ms", "random"]
+    assert frame["load"].tolist() == [1.0, 0.25]
+    assert frame["ttft_ms_p95"].mean() == 12_345.0
+
+
+def test_without_pandas_a_data_frame_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'gorgo-router\[notebook\]'"):
+        simulate.data_frame([row()])
 
 
 def test_a_scenario_file_of_one_s_own_is_in_the_name_and_in_the_setting_of_its_rows(tmp_path: Path) -> None:
