@@ -164,7 +164,7 @@ def _bytes(runs: Sequence[TaskRun]) -> str:
     return f"{_value(runs, 'report_bytes'):.0f}" if any("report_bytes" in run.values for run in runs) else "-"
 
 
-class Measure(NamedTuple):
+class StoreMeasure(NamedTuple):
     """What a store is measured by: more hits are better, and less time is."""
 
     name: str
@@ -188,7 +188,7 @@ class Measure(NamedTuple):
         return sign * (self.of(store) - self.of(alone)) / lost if lost > 0 else None
 
 
-_STORE_MEASURES = (Measure("hit", _hit), Measure("TTFT", _ttft_ms), Measure("E2E", _e2e_s))
+_STORE_MEASURES = (StoreMeasure("hit", _hit), StoreMeasure("TTFT", _ttft_ms), StoreMeasure("E2E", _e2e_s))
 
 # -- tables
 

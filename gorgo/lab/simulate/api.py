@@ -146,7 +146,7 @@ def simulate_options(
 def data_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:
     """Return a row per run and window, with the columns of `flat_rows`.
 
-    Raises `MissingExtra` without the extra `notebook`.
+    Raises `MissingExtra` where pandas is not installed.
     """
     try:
         import pandas as pd
