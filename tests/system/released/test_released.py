@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tests.tuner.campaign.fleet import START, driven, sample
 from tuner.campaign.machine import compared
 from tuner.objective import HOP, WINDOW, WindowStats, window_stats
 from tuner.optimizers.base import BaseOptimizer
-from tuner.optimizers.es import MAX_STEPS, OnePlusOneES, ReleasedES
+from tuner.optimizers.es import MAX_STEPS, SIGMA0, OnePlusOneES, ReleasedES, first_step
 from tuner.space import LogBox
 
 # --- Seeded states of a fleet, for both sides: what the authors' package is called with, and this project's
@@ -348,7 +349,11 @@ def searches(authors: Released) -> list[tuple[list[float], list[dict[str, Any]]]
 
 
 def replayed(
-    kind: type[BaseOptimizer], values: list[float], steps: list[dict[str, Any]], *, tolerance: float
+    kind: Callable[[LogBox, Mapping[str, float], Any], BaseOptimizer],
+    values: list[float],
+    steps: list[dict[str, Any]],
+    *,
+    tolerance: float,
 ) -> Iterator[tuple[dict[str, float], bool, BaseOptimizer]]:
     """Proposal and verdict of each step here, with the draws of theirs."""
     draws = Draws()
@@ -389,10 +394,11 @@ def worse(searches: list[Any]) -> bool:
 
 
 def sizes(searches: list[Any]) -> bool:
-    """The first proposals are the same; sigma is not, as soon as a candidate was told."""
-    differ = 0
+    """From their first sigma the first proposals are the same; sigma is not, as soon as a candidate was told."""
+    assert OnePlusOneES(BOX, START, np.random.default_rng(0)).sigma == first_step(BOX) != SIGMA0
+    as_theirs, differ = partial(OnePlusOneES, sigma0=SIGMA0), 0
     for values, steps in searches:
-        (asked, _, optimizer), *_ = replayed(OnePlusOneES, values, steps[:1], tolerance=ReleasedES.tolerance)
+        (asked, _, optimizer), *_ = replayed(as_theirs, values, steps[:1], tolerance=ReleasedES.tolerance)
         assert asked == pytest.approx(steps[0]["candidate"], rel=1e-15)
         differ += optimizer.sigma != steps[0]["sigma"]
     return differ == RUNS
