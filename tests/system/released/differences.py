@@ -46,8 +46,8 @@ TUNER = {
     ),
     "step size": (
         "Theirs begins with a sigma of 0.5, multiplies or divides it by 0.817 by the success rate of the last eight, "
-        "and ends after 16 candidates. Here the first sigma is a quarter of the box, each candidate counts, and the search "
-        "ends at a smallest step."
+        "and ends after 16 candidates. Here the first sigma is a quarter of the box, each candidate counts, and the "
+        "search ends at a smallest step."
     ),
     "clipped": (
         "Theirs may propose its incumbent again, where a step is clipped onto it. Here another step is drawn, at most "
