@@ -12,33 +12,33 @@ from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.wording import LEARNED_ROUTERS, in_words
 
 #: Groups and their options.
-LODESTAR = {"lodestar": "--seeds 3"}
+LODESTAR = {"lodestar": "--seeds 5"}
 GROUPS = {"production": "--seeds 5"}
-MOTIVATION = {"motivation": "--seeds 3"}
+MOTIVATION = {"motivation": "--seeds 5"}
 #: With KV events too.
 ACCURACY = {"accuracy": "--seeds 5"}
 #: Twice as many requests in a run.
-LONG = {"lodestar-long": "--seeds 3 --scale 0.6"}
+LONG = {"lodestar-long": "--seeds 5 --scale 0.6"}
 #: Prefills alone.
-PREFILL = {"lodestar-prefill": "--seeds 3"}
+PREFILL = {"lodestar-prefill": "--seeds 5"}
 #: Its traffic and its rates as published, and what the data of another policy is worth.
-SHAPE = {"lodestar-shape": "--seeds 3"}
-RATES = {"lodestar-rates": "--seeds 3"}
-CIRCULAR = {"circular": "--seeds 3"}
+SHAPE = {"lodestar-shape": "--seeds 5"}
+RATES = {"lodestar-rates": "--seeds 5"}
+CIRCULAR = {"circular": "--seeds 5"}
 #: Of half as many requests as the paper's.
-POOLS = {"pools": "--seeds 3 --scale 1.6667"}
-TAU = {"tau": "--seeds 3"}
-ABLATIONS = {"guards": "--seeds 3 --scale 0.5", "shift": "--seeds 3 --scale 0.5"}
-K_FILTER = {"k-filter": "--seeds 3"}
-SHADOWS = {"shadows": "--seeds 3"}
+POOLS = {"pools": "--seeds 5 --scale 1.6667"}
+TAU = {"tau": "--seeds 5"}
+ABLATIONS = {"guards": "--seeds 5 --scale 0.5", "shift": "--seeds 5 --scale 0.5"}
+K_FILTER = {"k-filter": "--seeds 5"}
+SHADOWS = {"shadows": "--seeds 5"}
 LATER = {"scenarios": "--seeds 5"}
 #: What fresh reports of engines are worth.
-SCRAPES = {"scrapes": "--seeds 3"}
+SCRAPES = {"scrapes": "--seeds 5"}
 #: llm-d's guards.
 GATES = {"gates": "--seeds 5"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 5 --scale 0.5"}
-MORE = {"lodestar-more": "--seeds 3"}
+MORE = {"lodestar-more": "--seeds 5"}
 
 
 def commands(groups: Mapping[str, str]) -> list[str]:
