@@ -283,9 +283,9 @@ class GroupPrefixes:
     >>> peers = PrefixMarks("a", None, (1, 2), b"block--1block--2")
     >>> marks.use(1, peers.blocks, peers.words, Origin.REMOTE, tick=2, now=0.0, capacity_blocks=None)
     0
-    >>> request = RouteRequest("r", 0.0, 200, blocks=b"block--1block--2block--3", block_tokens=64.0, prefix_hash=0)
+    >>> request = RouteRequest("r", 0.0, 800, blocks=b"block--1block--2block--3", block_tokens=256.0, prefix_hash=0)
     >>> marks.raise_matches(np.array([0.0, 0.0]), request).tolist()
-    [0.0, 128.0]
+    [0.0, 512.0]
     """
 
     def __init__(self, max_marks: int = MAX_MARKS) -> None:
