@@ -23,7 +23,7 @@ _TRACE = "--trace conversation_trace.jsonl.gz"
 _CLAIMS = "python -m experiments --system policies --only baselines --only published --only oracle"
 #: By the name of the figure.
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "perturbed": ["python -m experiments --system perturbed --only all --seeds 1 --jobs 1"],
+    "perturbed": ["python -m experiments --system perturbed --only all --seeds 3 --jobs 2"],
     "dynamo": [f"python -m experiments --system dynamo --only all --seeds 1 --jobs 1 {_TRACE}"],
     "claims-queue": [f"{_CLAIMS} --seeds 1 --queue {queue} --jobs 1" for queue in ("off", "on")],
     "live": [f"python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1 {_TRACE}"],
