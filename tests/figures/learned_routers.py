@@ -38,7 +38,7 @@ SCRAPES = {"scrapes": "--seeds 5"}
 GATES = {"gates": "--seeds 5"}
 #: E2E per output token over the rate.
 LADDERS = {"qps": "--seeds 5 --scale 0.5"}
-MORE = {"lodestar-more": "--seeds 3"}
+MORE = {"lodestar-more": "--seeds 5"}
 
 
 def commands(groups: Mapping[str, str]) -> list[str]:
