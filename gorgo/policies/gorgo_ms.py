@@ -313,7 +313,7 @@ def _times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float]
     network = _network_s(candidates, body_bytes, rtt_s)
     work: list[float] = []
     prefill: list[float] = []
-    memory = candidates.memory_s
+    kv_waits_s = candidates.kv_wait_s
     late_since_s = now - STUCK_AFTER_S
     rows = zip(
         rtt_s,
@@ -326,15 +326,15 @@ def _times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float]
         table.prefill_token_s.tolist(),
         table.prefill_kappa_s.tolist(),
         candidates.cached_tokens.tolist(),
-        [0.0] * len(rtt_s) if memory is None else memory.tolist(),
+        [0.0] * len(rtt_s) if kv_waits_s is None else kv_waits_s.tolist(),
         strict=True,
     )
-    for rtt, network_s, drained_at_s, due_s, waiting_s, slowdown, base_s, token_s, kappa_s, cached, memory_s in rows:
+    for rtt, network_s, drained_at_s, due_s, waiting_s, slowdown, base_s, token_s, kappa_s, cached, kv_wait_s in rows:
         one_way_s = rtt * 0.5
         work_s = drained_at_s - now - (network_s - one_way_s)
-        if memory_s > 0.0:
+        if kv_wait_s > 0.0:
             begins_s = drained_at_s if drained_at_s > now else now
-            work_s = begins_s + memory_s - now - (network_s - one_way_s)
+            work_s = begins_s + kv_wait_s - now - (network_s - one_way_s)
             if not work_s > 0.0:
                 work_s = 0.0
         elif due_s < late_since_s and (late_s := late_since_s - due_s - one_way_s) > 0.0:
@@ -416,11 +416,11 @@ def _work_s(candidates: Candidates, outbound_s: Floats, one_way_s: Floats) -> Fl
     if due_s.item(due_s.argmin()) < late_since_s:  # a first token is due
         late_s = late_since_s - due_s - one_way_s
         work_s = np.where(late_s > 0.0, table.waiting_prefill_s + late_s, work_s)
-    memory_s = candidates.memory_s
-    if memory_s is None:
+    kv_wait_s = candidates.kv_wait_s
+    if kv_wait_s is None:
         return work_s
-    waits_s = np.maximum(table.drained_at_s, now) + memory_s - now - outbound_s
-    return np.where(memory_s > 0.0, np.maximum(waits_s, _NONE), work_s)
+    waits_s = np.maximum(table.drained_at_s, now) + kv_wait_s - now - outbound_s
+    return np.where(kv_wait_s > 0.0, np.maximum(waits_s, _NONE), work_s)
 
 
 def _prefill_s(candidates: Candidates) -> Floats:

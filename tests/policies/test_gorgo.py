@@ -262,7 +262,7 @@ def test_a_stuck_replica_does_not_look_idle() -> None:
 def test_the_prefills_before_a_request_begin_when_it_has_waited_for_memory() -> None:
     """3 s for memory, then the 2 s of work that are left, less half a round trip of 2 ms; a late token is no news."""
     rows = candidates(drained_at_s=[102.0, 102.0], head_due_s=[99.0, np.inf], waiting_prefill_s=[2.0, 0.0])
-    rows = replace(rows, memory_of_slots_s=np.array([3.0, 0.0]))
+    rows = replace(rows, kv_wait_of_slots_s=np.array([3.0, 0.0]))
     np.testing.assert_allclose(chosen(rows).terms["queue"], [3000 + 2000 - 1, 2000 - 50])
 
 
@@ -361,7 +361,7 @@ def test_a_few_candidates_row_by_row_have_the_very_values_of_columns(
         now=100.0,
         shared=runs,
         found_share=0.7,
-        memory_of_slots_s=None if memory is None else np.array(memory[:width]),
+        kv_wait_of_slots_s=None if memory is None else np.array(memory[:width]),
     )
     asked = replace(request(), received_s=99.5, body_bytes=body_bytes)
     by_rows = choose(GorgoMs(), rows, asked=asked, delta=delta, eta=eta)

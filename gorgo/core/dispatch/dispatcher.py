@@ -322,7 +322,7 @@ class Dispatcher:
             now=now,
             shared=shared,
             found_share=self._updater.found_share,
-            memory_of_slots_s=self._memory_waits_s(request, matched) if self._fleet.contended else None,
+            kv_wait_of_slots_s=self._kv_waits_s(request, matched) if self._fleet.contended else None,
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
         shadowed = None if self._shadow is None else self._shadow.choose(request, candidates)
@@ -425,7 +425,7 @@ class Dispatcher:
         chances = choice_chances(chosen.choice, in_flight)
         return None if chances is None else (1.0 - explores) * float(chances[row]) + explores / len(chances)
 
-    def _memory_waits_s(self, request: RouteRequest, matched: Floats) -> Floats | None:
+    def _kv_waits_s(self, request: RouteRequest, matched: Floats) -> Floats | None:
         """Return how long the request would wait for KV memory, per slot; `None` if nowhere."""
         waits_s: Floats | None = None
         for replica in self._fleet.contended:
@@ -446,7 +446,7 @@ class Dispatcher:
         first_s = state.first_dispatched_s
         assert first_s is not None, "it is being dispatched"
         others_s, queue = self._fleet.others_prefill_s(replica.slot), replica.prefill_queue
-        memory_s = replica.kv_wait_s(state.request, uncached_tokens)
+        kv_wait_s = replica.kv_wait_s(state.request, uncached_tokens)
         return TtftEstimate(
             first_s - state.request.received_s,
             now - first_s,
@@ -457,7 +457,7 @@ class Dispatcher:
                 arrives_s=network.arrives_s,
                 one_way_s=network.one_way_s,
                 now=now,
-                memory_s=memory_s,
+                kv_wait_s=kv_wait_s,
             ),
             network.prior_s * queue.speed.factor,
         )

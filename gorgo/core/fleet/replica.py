@@ -577,8 +577,8 @@ class RestartDetector:
 #: Of a pool: with less of it in flight by the sum of prompts and answers, no wait is looked for.
 CONTENDED = 0.5
 #: Answers after which one weighs 1 / e: a part of a batch.
-MEMORY = 10.0
-#: Size of the hash of a block.
+MEMORY_ANSWERS = 10.0
+#: Size of the hash of a block, as `core.prefix.residency.BLOCK_HASH_BYTES`, which is no layer below this one.
 _BYTES = 8
 
 
@@ -648,7 +648,7 @@ class KvDemand:
 
     def on_answer(self, occupied_s: float, *, prompt_tokens: float, output_tokens: int) -> None:
         """Record a whole answer: so many tokens of its own prompt, and its answer, were held for so long."""
-        left, tokens = 1.0 - 1.0 / MEMORY, prompt_tokens + output_tokens
+        left, tokens = 1.0 - 1.0 / MEMORY_ANSWERS, prompt_tokens + output_tokens
         self._answers = self._answers * left + 1.0
         self._output = self._output * left + output_tokens
         self._occupied = self._occupied * left + tokens

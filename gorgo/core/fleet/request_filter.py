@@ -571,9 +571,9 @@ class SaturationDetector:
     def backlog_s(self, replica: Replica, *, now: float) -> float:
         """Return the prefill before a request dispatched there now, by the rule of `gorgo-ms`, s."""
         queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
-        others_s, memory_s = self._fleet.others_prefill_s(replica.slot), replica.kv_wait_s(None)
+        others_s, kv_wait_s = self._fleet.others_prefill_s(replica.slot), replica.kv_wait_s(None)
         late_s = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s - others_s
-        if late_s > 0.0 and not memory_s > 0.0:
+        if late_s > 0.0 and not kv_wait_s > 0.0:
             return queue.backlog_s + others_s + late_s
         left_s = queue.own_drained_at_s(engine_s=now) - now - half_rtt_s
-        return (left_s if left_s > 0.0 else 0.0) + others_s + memory_s
+        return (left_s if left_s > 0.0 else 0.0) + others_s + kv_wait_s

@@ -104,14 +104,14 @@ def expected_queue_s(
     arrives_s: float,
     one_way_s: float,
     now: float,
-    memory_s: float = 0.0,
+    kv_wait_s: float = 0.0,
 ) -> float:
     """Work left before a request that is dispatched now and arrives then; on a stuck engine all that waits there and
-    how late it is, as in the cost of `gorgo-ms`. `others_s` of it is for other routers. One that waits `memory_s` for
+    how late it is, as in the cost of `gorgo-ms`. `others_s` of it is for other routers. One that waits `kv_wait_s` for
     KV memory does so beside it.
     """
-    if memory_s > 0.0:
-        return max(0.0, max(clock.own_drained_at_s(engine_s=now), now) + memory_s - arrives_s) + others_s
+    if kv_wait_s > 0.0:
+        return max(0.0, max(clock.own_drained_at_s(engine_s=now), now) + kv_wait_s - arrives_s) + others_s
     late_s = now - STUCK_AFTER_S - clock.head_due_s - one_way_s - others_s
     if late_s > 0.0:
         return clock.backlog_s + others_s + late_s

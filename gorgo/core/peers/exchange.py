@@ -330,7 +330,7 @@ class SharedPrefixes:
                 self._evict_marks(attempt.replica, prefix.tick)
 
     def on_answered(self, attempt: Attempt, output_tokens: int) -> None:
-        """Add a whole answer to the next report, behind a prompt that is told."""
+        """Add a whole answer to the next report, if it and its prompt are worth one."""
         if not _is_reported(attempt.request):
             if not _is_reported(attempt.request, output_tokens):
                 return
@@ -386,7 +386,7 @@ class SharedPrefixes:
 
 
 def _is_reported(request: RouteRequest, output_tokens: int = 0) -> bool:
-    """Return whether peers are told of a prompt, or of one with its answer."""
+    """Return whether a prompt, or one with its answer, is long enough to be reported to peers."""
     return bool(request.blocks) and request.prompt_tokens + output_tokens >= LEAST_TOKENS
 
 

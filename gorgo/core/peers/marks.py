@@ -38,8 +38,8 @@ from gorgo.core.record import record
 # The marks of a prompt: which depths are marked, and which of them a report names.
 
 
-#: Prompts of fewer tokens, with their answers, are told to no peer: what it would save by them is prefilled in the time
-#: between two reports of workers.
+#: Prompts of fewer tokens, with their answers, are reported to no peer: what it would save by them is prefilled in the
+#: time between two reports of workers.
 LEAST_TOKENS = 256
 #: Marks near a prompt's beginning where it has more than a report may name; the others are its deepest.
 _SHALLOW_MARKS = MAX_MARKS_OF_A_PROMPT // 3

@@ -76,7 +76,7 @@ class Candidates:
         Runs of this prompt that others went on from; `None` without one.
     found_share:
         Share of recent prompt tokens that some replica had.
-    memory_of_slots_s:
+    kv_wait_of_slots_s:
         Per slot: how long this request would wait for KV memory there, s; `None` if nowhere.
     """
 
@@ -89,7 +89,7 @@ class Candidates:
     now: float = 0.0
     shared: SharedRuns | None = None
     found_share: float = 0.0
-    memory_of_slots_s: Floats | None = None
+    kv_wait_of_slots_s: Floats | None = None
     #: The columns of the rows.
     table: Columns = field(init=False)
     _cached: Floats | None = field(default=None, init=False)
@@ -150,9 +150,9 @@ class Candidates:
         return self._cached
 
     @property
-    def memory_s(self) -> Floats | None:
+    def kv_wait_s(self) -> Floats | None:
         """How long this request would wait for KV memory, per row, s; `None` if nowhere."""
-        waits_s = self.memory_of_slots_s
+        waits_s = self.kv_wait_of_slots_s
         return waits_s if self.is_all or waits_s is None else waits_s[self.slots]
 
     @property
