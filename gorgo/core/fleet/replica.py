@@ -568,8 +568,10 @@ class RestartDetector:
 # flight than the pool has, the last ones wait until others have ended. What is in flight are the distinct blocks of all
 # prompts, since a shared prefix is there once, and a usual answer for each. Cached blocks that no request uses are
 # evicted first, and count for nothing. A full pool of C tokens frees C / S of them per second, S the time for which a
-# token is held. So a request for which so many tokens are short waits so many times S / C, and nobody waits while all
-# fits.
+# token is held (Little's law). So a request for which so many tokens are short waits so many times S / C.
+#
+# Memory comes back by whole answers: a request that lacks one token waits for the next answer to end, and the sizes of
+# answers to come are known in the mean only. So a pool counts as full when it has no room for one more usual answer.
 #
 # S is learned from answers that completed: from the begin of the prefill to the end, weighted by tokens.
 
@@ -678,14 +680,17 @@ class KvDemand:
         return max(0.0, more - self._shared_blocks(request) * usual.block_tokens)
 
     def wait_s(self, request: RouteRequest | None, uncached_tokens: float, capacity_tokens: float) -> float:
-        """Return how long that takes, s; 0 before the first answer."""
-        short = self.short_tokens(request, capacity_tokens)
-        if not short or not self._occupied:
+        """Return how long that takes, s, where memory comes back by whole answers; 0 before the first answer."""
+        if not self._occupied:
+            return 0.0
+        answer = self._occupied / self._answers
+        short = self.short_tokens(request, capacity_tokens - answer)
+        if not short:
             return 0.0
         # Those that run have their memory.
         in_line = len(self._waiting) + (request is not None)
         waiting = sum(self._waiting.values()) + uncached_tokens + self.output_tokens * in_line
-        return min(short, waiting) / capacity_tokens * (self._occupied_s / self._occupied)
+        return min(short, waiting + answer) / capacity_tokens * (self._occupied_s / self._occupied)
 
     def _shared_blocks(self, request: RouteRequest | None) -> int:
         """Return how many blocks are there for more than one prompt, each as often as it need not be there again."""

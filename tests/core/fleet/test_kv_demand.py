@@ -56,10 +56,10 @@ def test_a_first_token_in_a_pool_that_has_room_teaches_it() -> None:
 
 
 def test_the_wait_for_memory_is_predicted_by_how_long_answers_held_theirs() -> None:
-    """Three prompts of 900 tokens with answers of 100 are half a pool more than there is.
+    """Three prompts of 900 tokens with answers of 100 are half a pool more than there is, and memory comes by answers.
 
-    An answer held its tokens for 0.9 s of prefill and 9.1 s after it, so that half a pool is free after 5 s. The
-    prefills of the two before it take 1.8 s more.
+    An answer held its tokens for 0.9 s of prefill and 9.1 s after it, so that half a pool is free after 5 s, and there
+    is room for a usual answer more, the other half, after 10 s. The prefills of the two before it take 1.8 s more.
     """
     router = small_pool()
     attempt_id = send(router, "learn", now=0.0, tokens=900)
@@ -69,8 +69,8 @@ def test_the_wait_for_memory_is_predicted_by_how_long_answers_held_theirs() -> N
         send(router, name, now=20.0, tokens=900)
     send(router, "late", now=20.0, tokens=900)
     (decision,) = router.view.decisions("late")
-    assert decision.terms["queue"][0] == pytest.approx(1e3 * (5.0 + 1.8), rel=0.01)
-    assert decision.estimate.queue_s == pytest.approx(5.0 + 1.8, rel=0.01)
+    assert decision.terms["queue"][0] == pytest.approx(1e3 * (10.0 + 1.8), rel=0.01)
+    assert decision.estimate.queue_s == pytest.approx(10.0 + 1.8, rel=0.01)
 
 
 def test_nobody_waits_for_memory_while_everything_fits() -> None:
@@ -105,16 +105,26 @@ def test_a_shared_prefix_is_in_the_pool_once() -> None:
 
 
 def test_those_that_run_are_not_waited_for_beyond_what_waits() -> None:
-    """An engine that lets more run than the pool should hold makes a request wait for what is in line alone."""
+    """An engine that lets more run than the pool should hold makes one wait for what is in line, and one answer."""
     demand = KvDemand()
     demand.on_answer(10.0, prompt_tokens=1000, output_tokens=0)
     for name in ("one", "two"):
         demand.add(name, a_request(name, prompt_tokens=1000), 1000)
     late = a_request("late", prompt_tokens=100)
-    assert demand.wait_s(late, 100, 1000) == pytest.approx(10.0 * 1.1)
+    assert demand.wait_s(late, 100, 1000) == pytest.approx(10.0 * 2.1)
     demand.on_first_token("one")
     demand.on_first_token("two")
-    assert demand.wait_s(late, 100, 1000) == pytest.approx(10.0 * 0.1)
+    assert demand.wait_s(late, 100, 1000) == pytest.approx(10.0 * 1.1)
+
+
+def test_a_pool_that_lacks_one_token_makes_a_request_wait_for_a_whole_answer() -> None:
+    """A pool of ten answers, each held for ten seconds: one ends every second, and the wait grows up to that."""
+    demand = KvDemand()
+    demand.on_answer(10.0, prompt_tokens=100, output_tokens=0)
+    for number in range(9):
+        demand.add(str(number), a_request(str(number), prompt_tokens=100), 100)
+    waits_s = [demand.wait_s(a_request("late", prompt_tokens=tokens), tokens, 1000.0) for tokens in (1, 50, 101, 200)]
+    assert waits_s == pytest.approx([0.01, 0.5, 1.01, 2.0])
 
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=8)
