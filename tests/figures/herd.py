@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.windows import SHORT_SIGHTED
@@ -23,8 +23,10 @@ _COMMAND = "python -m experiments --system herd --only {} --seeds {} --jobs 1"
 #: Commands by the name of the figure.
 COMMANDS: Mapping[str, str] = {
     **{name: _COMMAND.format(name, 5) for name in ("herd", "herd-pools", "herd-regions", "herd-regions-pools")},
+    "herd-changing": _COMMAND.format("herd-changing", 5),
     "herd-tuner": _COMMAND.format("herd-tuner", 3),
 }
+CHANGING = ("traffic", "fleet", "KV pools")
 LABELS = ("system prompts", "gap, s", "KV pools")
 WITHOUT = "without `room` and `shared`"
 #: Rows of the means that a page shows, by its column.
@@ -68,6 +70,21 @@ def herd(results: Sequence[Any]) -> View:
     return View(tables=[Table(labels=LABELS, rows={key: means[key] | ratios[key] for key in ratios})], values=values)
 
 
+def changing(results: Sequence[Any]) -> View:
+    """Return a table of the default's ratios to the best other policy and to `pinned`, a row per setting."""
+    (lines,) = results
+    ratios: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for header, rows in tables("\n".join(lines)):
+        for on, _, against, figure, _, ratio, *_ in rows if header[1] == "of" else ():
+            traffic, place = on.removeprefix("changing, ").split(", load 1, ")
+            fleet, *part = place.split(", ")
+            cells = ratios.setdefault((traffic, fleet, "a quarter" if part else "whole"), {})
+            cells[f"{figure}, {_AGAINST.get(against, BEST)}"] = list(map(float, numbers_of(ratio)))
+            if against not in _AGAINST:
+                cells[f"best other, {figure}"] = f"`{against}`"
+    return View(tables=[Table(labels=CHANGING, rows=ratios)], values=_ends(ratios) | _met(lines))
+
+
 def tuner(results: Sequence[Any]) -> View:
     """Return the numbers of a sentence: in how many runs the search moved the weights, ratios, and the shares."""
     (lines,) = results
@@ -80,6 +97,12 @@ def tuner(results: Sequence[Any]) -> View:
             if moved := _MOVED.search(note):
                 values |= {f"{text}, moved {n}": float(count) for n, count in enumerate(moved.groups())}
     return View(values=values | {"four times the load": 4.0})
+
+
+#: How each figure is read.
+VIEWS: Mapping[str, Callable[[Sequence[Any]], View]] = {
+    **dict.fromkeys(COMMANDS, herd), "herd-changing": changing, "herd-tuner": tuner,
+}  # fmt: skip
 
 
 def _label(on: str) -> tuple[str, str, str]:
@@ -110,12 +133,13 @@ def _met(lines: Sequence[str]) -> dict[str, float]:
 def page_table(view: View, columns: Sequence[str], *, pools: str | None = None) -> Iterator[str]:
     """Yield a page's table of these columns; of one size of the pools, without its column."""
     (table,) = view.tables
-    header = [*LABELS, *columns]
+    header = [*table.labels, *columns]
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for label, cells in table.rows.items():
         if pools in (None, label[2]):
-            yield f"| {' | '.join([*label, *(_printed(cells[column], column) for column in columns)])} |"
+            shown = (_printed(cells[column], column) if column in cells else "" for column in columns)
+            yield f"| {' | '.join([*label, *shown])} |"
 
 
 def _printed(cell: Cell, column: str) -> str:
@@ -128,7 +152,7 @@ def _printed(cell: Cell, column: str) -> str:
 
 def main() -> None:
     for name in sys.argv[1:]:
-        view = herd(read_stored(name).results)
+        view = VIEWS[name](read_stored(name).results)
         (table,) = view.tables
         first = next(iter(table.rows.values()))
         means = [column for column in first if column in MEANS or column.endswith("%")]

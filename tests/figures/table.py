@@ -24,7 +24,7 @@ from tests.figures.cache_sources import ENGINES, SCENARIOS, STICKY, WORKLOADS, c
 from tests.figures.comparison import BURST_COMMANDS, burst, comparison
 from tests.figures.comparison import COMMANDS as COMPARISON
 from tests.figures.herd import COMMANDS as HERD_COMMANDS
-from tests.figures.herd import herd, tuner
+from tests.figures.herd import VIEWS as HERD_VIEWS
 from tests.figures.learned_routers import (
     ABLATIONS,
     ACCURACY,
@@ -187,7 +187,10 @@ _POLICIES = "python -m experiments --system policies"
 _CLAIMS = f"{_POLICIES} {_CHOSEN} --seeds 5 --trace {CONVERSATION}"
 _PARTIAL_HITS = f"{_POLICIES} --only partial-hits --only tail --seeds 3 --jobs 1"
 _RESIDUAL = f"{_POLICIES} --only residual --seeds 3 --jobs 1 --trace {CONVERSATION}"
-_TWO_TERMS = f"{_POLICIES} --only two-terms-shapes --seeds 5 --jobs 1"
+_TWO_TERMS = {
+    name: f"{_POLICIES} --only {name} --seeds 5 --jobs 1"
+    for name in ("two-terms", "two-terms-hits", "two-terms-shapes")
+}
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
@@ -551,10 +554,10 @@ FIGURES: Mapping[str, Figure] = {
     "claims": Figure([_CLAIMS], _claims),
     "partial-hits": Figure([_PARTIAL_HITS], _partial_hits),
     "residual": Figure([_RESIDUAL], _residual),
-    "two-terms-shapes": Figure([_TWO_TERMS], _two_terms),
+    **{name: Figure([command], _two_terms) for name, command in _TWO_TERMS.items()},
     "plateau": Figure(["python -m experiments --system plateau --only plateau --seeds 3 --jobs 1"], _plateau),
     "engines": Figure([ENGINES], engines),
-    **{name: Figure([command], tuner if name == "herd-tuner" else herd) for name, command in HERD_COMMANDS.items()},
+    **{name: Figure([command], HERD_VIEWS[name]) for name, command in HERD_COMMANDS.items()},
     **{name: Figure(PEER_COMMANDS[name], view) for name, view in PEER_VIEWS.items()},
     "fleet": Figure(["python -m experiments --system gorgo --only tables --seeds 3 --jobs 1 --json"], _fleet),
     "tuning": Figure([_TUNING], _tuning),
@@ -636,7 +639,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     "found-share": NotStored(
         "one of its policies exists in no release: it ignores the learned share", "b781046, f4904e6"
     ),
-    "engines-now": NotStored("three seeds of the policies that were the best of `engines`, in a script", "89ed511"),
     "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
@@ -675,7 +677,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     "several-routers-more": NotStored(
         "one seed of an earlier commit, and time on a busy machine", "a8aa696, ee77183, b781046"
     ),
-    "two-terms": NotStored("230 runs of whole windows take a core for a quarter of an hour", "6046ff1"),
     "herd-live": NotStored("live processes in wall time, and a policy without two of its terms", "08c66ea"),
     "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
     "two-terms-cost": NotStored(
