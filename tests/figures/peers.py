@@ -20,12 +20,13 @@ from tests.figures.written import markdown
 
 PAGE = DOCS / "peers.md"
 _TRACE = "--trace conversation_trace.jsonl.gz"
-_CLAIMS = "python -m experiments --system policies --only baselines --only published --only oracle"
+_BOTH_WAYS = ("baselines", "published", "oracle", "rivals", "scenarios", "wildchat", "priors", "paper", "learned")
+_CLAIMS = f"python -m experiments --system policies {' '.join(f'--only {one}' for one in _BOTH_WAYS)} {_TRACE}"
 #: By the name of the figure.
 COMMANDS: Mapping[str, Sequence[str]] = {
     "perturbed": ["python -m experiments --system perturbed --only all --seeds 3 --jobs 2"],
     "dynamo": [f"python -m experiments --system dynamo --only all --seeds 1 --jobs 1 {_TRACE}"],
-    "claims-queue": [f"{_CLAIMS} --seeds 1 --queue {queue} --jobs 1" for queue in ("off", "on")],
+    "claims-queue": [f"{_CLAIMS} --seeds 3 --queue {queue} --jobs 1" for queue in ("off", "on")],
     "live": [f"python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1 {_TRACE}"],
 }
 BEST = "best rival at p95 TTFT"
