@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gorgo.lab.simulate.compare import Ratio, mean_interval, ratio_of
+from gorgo.lab.simulate.compare import Ratio, mean_interval, ratio_of, ratio_of_units
 from tests.documents import DOCS
 from tests.figures.marked import Cell, Table, View
 from tests.figures.stored import read_stored
@@ -40,6 +40,13 @@ COMMANDS = (
 _BURST = f"gorgo simulate chat-small --seeds {BURST_SEEDS} --policy {DEFAULT} --policy {PUBLISHED} --jobs 1"
 #: More than the fleet of regions.yaml can serve: the quick start's trace at its own load, without the queue and with.
 BURST_COMMANDS = (f"{_BURST} --json", f"{_BURST} --queue on --json")
+#: The same comparison over six windows behind the first two minutes, without the queue of the proxy and with it.
+WINDOWS_COMMANDS = tuple(
+    "gorgo simulate art-chat-apr6 --fleet paper --max-input 24000 --max-output 128 --time-scale 2 --time-scale 1 "
+    f"--seeds {SEEDS} --policy gorgo-ms --policy gorgo --policy least-load --policy simple-session-affinity "
+    f"--policy round-robin --baseline none --warm 120 --windows 6 --queue {queue} --jobs 1 --json"
+    for queue in ("off", "on")
+)
 #: The interval of session affinity at full load is far wider than the picture.
 _MAX_S = 12.0
 PICTURE = DOCS / "comparison.svg"
@@ -80,9 +87,28 @@ def burst(results: Sequence[Any]) -> View:
     return View(tables=[Table(labels=BURST_HEADER[:1], rows=rows)])
 
 
+def by_window(results: Sequence[Any]) -> View:
+    """Return the ratios of the default to each other policy over windows, by load and by whether the proxy queues."""
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    values: dict[str, float] = {}
+    for queue, found in zip(("off", "on"), results, strict=True):
+        runs = runs_of(found)
+        for (scale, other), others in runs.items():
+            if other == DEFAULT:
+                continue
+            cells = rows.setdefault((f"{1 / scale:g}", f"`{other}`"), {})
+            for name, (field, part, *_) in (("p95 TTFT", FIRST_TOKEN), ("p95 E2E", WHOLE_ANSWER)):
+                both = zip(runs[scale, DEFAULT], others, strict=True)
+                ratio = ratio_of_units((one["window"], one[field][part], two[field][part]) for one, two in both)
+                assert ratio is not None
+                cells[f"{name}, queue {queue}"] = [round(end or 0.0, 3) for end in (ratio.value, ratio.low, ratio.high)]
+            values[f"windows, {queue}"] = len({one["window"] for one in others})
+    return View(tables=[Table(labels=("load", "over"), rows=rows)], values={**values, "warm, s": 120, "seeds": SEEDS})
+
+
 def runs_of(rows: Sequence[Any]) -> Runs:
     found: dict[tuple[float, str], list[Any]] = {}
-    for row in sorted(rows, key=lambda row: row["seed"]):
+    for row in sorted(rows, key=lambda row: (row["seed"], row.get("window") or 0)):
         found.setdefault((row["time_scale"], row["policy"]), []).append(row)
     return found
 

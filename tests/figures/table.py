@@ -21,7 +21,7 @@ from tests.figures.attacks import BEFORE, attacks, attacks_of_seams, fast_failur
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.cache_sources import COMMANDS as CACHE_SOURCES
 from tests.figures.cache_sources import ENGINES, SCENARIOS, STICKY, WORKLOADS, cache_sources, engines
-from tests.figures.comparison import BURST_COMMANDS, burst, comparison
+from tests.figures.comparison import BURST_COMMANDS, WINDOWS_COMMANDS, burst, by_window, comparison
 from tests.figures.comparison import COMMANDS as COMPARISON
 from tests.figures.herd import COMMANDS as HERD_COMMANDS
 from tests.figures.herd import VIEWS as HERD_VIEWS
@@ -548,6 +548,7 @@ FIGURES: Mapping[str, Figure] = {
     "demo": Figure(["gorgo demo"], _demo),
     "comparison": Figure(COMPARISON, comparison),
     "burst": Figure(BURST_COMMANDS, burst),
+    "comparison-windows": Figure(WINDOWS_COMMANDS, by_window),
     "overload": Figure(
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),

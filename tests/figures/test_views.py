@@ -581,3 +581,39 @@ def test_claims_with_and_without_the_queue_are_counted_and_those_that_it_turns_a
     }  # fmt: skip
     assert (shown.values["met, queue on"], shown.values["turned"]) == (1, 1)
     assert shown.values["chats, load 1, queue on, gorgo-ms: p95 TTFT, on"] == 1921
+
+
+def test_sessions_that_come_and_go_have_a_row_by_fleet_and_pools_and_no_pinned_where_there_is_none() -> None:
+    lines = """
+| on | of | against | figure | target | of / against [95 %] | met |
+| --- | --- | --- | --- | --- | --- | --- |
+| changing, 3 system prompts, a request per 1.5 s, load 1, 8x1xH100, 1/4 of each pool | gorgo-ms | preble-e2 | mean TTFT | <= 1.03 | 1.105 [1.014, 1.204] | missed ~ |
+| agents, 1 sessions/s, load 1, 6x1xH100 | gorgo-ms | pinned | mean TTFT | <= 1.10 | 0.790 [0.776, 0.805] | pass |
+
+1 of 2 targets met, all simulated; 750 runs, 252 s of processor time
+"""  # noqa: E501 - as it is printed
+    shown = view("herd-changing", lines.splitlines())
+    assert row(shown, "3 system prompts, a request per 1.5 s", "8x1xH100", "a quarter") == {
+        "mean TTFT, best other policy": [1.105, 1.014, 1.204],
+        "best other, mean TTFT": "`preble-e2`",
+    }
+    assert "| agents, 1 sessions/s | 6x1xH100 | whole |  |" in list(page_table(shown, ["best other, mean TTFT"]))
+    assert shown.values["targets met"] == 1
+
+
+def test_a_comparison_over_windows_pairs_windows_and_not_seeds() -> None:
+    """Two windows of two seeds: the ratio of a window is the mean over its seeds, and both windows say 0.5 or 0.8."""
+
+    def rows(queue: str) -> list[dict[str, Any]]:
+        def one(policy: str, window: int, p95: float) -> dict[str, Any]:
+            found = {"p95": p95}
+            return {"time_scale": 2.0, "policy": policy, "window": window, "ttft_ms": found, "e2e_s": found}
+
+        ours = {0: 50.0, 1: 80.0} if queue == "off" else {0: 100.0, 1: 100.0}
+        made = [one("gorgo-ms", window, p95) | {"seed": seed} for seed in range(2) for window, p95 in ours.items()]
+        return made + [one("gorgo", window, 100.0) | {"seed": seed} for seed in range(2) for window in ours]
+
+    cells = row(view("comparison-windows", rows("off"), rows("on")), "0.5", "`gorgo`")
+    value, low, high = map(float, cells["p95 TTFT, queue off"])  # type: ignore[arg-type]
+    assert low < 0.5 < value < 0.8 < high
+    assert cells["p95 TTFT, queue on"] == [1.0, 1.0, 1.0]
