@@ -109,6 +109,8 @@ def wait_until_ready(*servers: VllmServer) -> None:
 ENGINE_ENVIRONMENT: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    # Brings the route that empties the prefix cache.
+    "VLLM_SERVER_DEV_MODE": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
