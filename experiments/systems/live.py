@@ -258,7 +258,7 @@ def _installed(requirement: str, *beside: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class LiveFleet:
     """Engines of a group, the routers that stand before them, and the traffic.
 
     Parameters
@@ -284,21 +284,22 @@ class Fleet:
     anew: bool = False
 
 
-_OTHERS = tuple(name for name in ROUTERS if name not in NEVER)
-FLEETS: Mapping[str, Fleet] = {
-    "gorgo engine": Fleet(
-        group="live", title="eight `gorgo engine`", started=gorgo_engines, installed=lambda: None, routers=_OTHERS,
-        traffics=traffics,
+#: Before engines that are slow to start: each of these routers stands for others.
+_SOME = ("gorgo serve", "sglang-router", "smg", "vllm-router", "nginx, in turn")
+FLEETS: Mapping[str, LiveFleet] = {
+    "gorgo engine": LiveFleet(
+        group="live", title="eight `gorgo engine`", started=gorgo_engines, installed=lambda: None,
+        routers=[name for name in ROUTERS if name not in NEVER], traffics=traffics,
     ),
-    "vLLM": Fleet(
+    "vLLM": LiveFleet(
         group="vllm", title="two real vLLM on the CPU", started=vllm_engines, installed=vllm_environment,
-        routers=[name for name in _OTHERS if name != "LiteLLM"], traffics=lambda _: [_SHORT_HERD],
+        routers=_SOME, traffics=lambda _: [_SHORT_HERD],
     ),
-    "mockers": Fleet(
+    "mockers": LiveFleet(
         group="mockers", title="eight of NVIDIA Dynamo's mockers", started=mockers, installed=dynamo_environment,
-        routers=["gorgo serve", "sglang-router", "smg", "vllm-router", "nginx, in turn"], traffics=lambda _: [_HERD], anew=True,
+        routers=_SOME, traffics=lambda _: [_HERD], anew=True,
     ),
-    "mockers alone": Fleet(
+    "mockers alone": LiveFleet(
         group="mockers", title="eight of NVIDIA Dynamo's mockers", started=mockers_alone, installed=dynamo_environment,
         routers=list(NEVER), traffics=lambda _: [_HERD], anew=True,
     ),
@@ -500,7 +501,7 @@ def _tasks(name: str, grid: Grid, missing: Collection[str]) -> Iterator[LiveTask
         yield from (LiveTask(name, tuple(routers), tuple(kinds), seed) for seed in grid.seeds)
 
 
-def _unavailable(fleets: Collection[Fleet]) -> Iterator[tuple[str, str]]:
+def _unavailable(fleets: Collection[LiveFleet]) -> Iterator[tuple[str, str]]:
     """Yield the engines, tools and routers that cannot be started here, and why; says so at once."""
     wanted: dict[str, Callable[[], object]] = {fleet.title: fleet.installed for fleet in fleets}
     if any(one.by_aiperf for fleet in fleets for one in fleet.traffics(None)):

@@ -141,7 +141,10 @@ def vllm_engines(folder: Path, seed: int) -> Iterator[Engines]:
     names = ("request_success", "prompt_tokens", "prefix_cache_hits", "generation_tokens")
     with ExitStack() as stack:
         servers = [stack.enter_context(vllm_server(environment, checkpoint, *flags)) for _ in range(VLLM_ENGINES)]
-        wait_until_ready(*servers)
+        try:
+            wait_until_ready(*servers, timeout_s=READY_S)
+        except TimeoutError as error:
+            raise GorgoError(str(error)) from error
         for server in servers:
             body = {"model": MODEL, "prompt": "ba" * 1_000, "max_tokens": 4}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=READY_S, trust_env=False).raise_for_status()
