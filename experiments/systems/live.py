@@ -56,6 +56,7 @@ from gorgo.lab.demo.run import MODEL, UNKNOWN_URL, FleetLayout, write_config
 from gorgo.lab.replay import ReplayOptions, replay
 from gorgo.lab.replay.summary import Tally
 from gorgo.lab.results import ResultRow
+from gorgo.lab.termination import termination_as_interrupt
 from gorgo.lab.traces import TraceFilters, TraceRequest
 from tests.bench.behind_envoy import targets as envoy
 from tests.bench.relay import measure
@@ -171,7 +172,7 @@ def _cache_aware(requirement: str, command: Sequence[str], place: Place) -> Laun
     """Launch one of the routers that began as sglang-router, by its command."""
     program, *words = command
     words += ["--host", "127.0.0.1", "--port", str(place.port), "--policy", "cache_aware", "--log-level", "error"]
-    words += ["--prometheus-port", str(free_port()), "--worker-urls", *_urls(place)]
+    words += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--worker-urls", *_urls(place)]
     return Launch(
         arguments=[str(_installed(requirement) / program), *words], environment={}, version=f"{requirement} cache_aware"
     )
@@ -354,7 +355,8 @@ class LiveTask:
 
     def run(self) -> LiveRun:
         """Run it now; raises `UnavailableError`, or `GorgoError` where a process does not do its part."""
-        with tempfile.TemporaryDirectory(prefix="gorgo-live-") as name:
+        # A kill stops the processes, too.
+        with termination_as_interrupt(), tempfile.TemporaryDirectory(prefix="gorgo-live-") as name:
             folder = Path(name)
             with FLEETS[self.fleet].started(folder, self.seed) as engines:
                 rows: list[LiveRow] = []
