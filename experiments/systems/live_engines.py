@@ -138,7 +138,8 @@ def vllm_engines(folder: Path, seed: int) -> Iterator[Engines]:
     environment = vllm_environment()
     checkpoint = make_tiny_checkpoint(folder / "tiny", shape=SHAPE, seed=seed)
     flags = (CACHED_TOKENS_FLAG, "--served-model-name", MODEL)
-    names = ("request_success", "prompt_tokens", "prefix_cache_hits", "generation_tokens")
+    # Those of prompts that were computed: `prefix_cache_hits` also counts a hedge that was given up.
+    names = ("request_success", "prompt_tokens", "prompt_tokens_cached", "generation_tokens")
     with ExitStack() as stack:
         servers = [stack.enter_context(vllm_server(environment, checkpoint, *flags)) for _ in range(VLLM_ENGINES)]
         try:
