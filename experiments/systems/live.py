@@ -326,7 +326,7 @@ class LiveRow:
     row: ResultRow
     hit: float
     share: float
-    cpu_ms: float
+    cpu_ms: float | None
     event_us: float | None
 
 
@@ -438,9 +438,10 @@ def _measured(traffic: Traffic, seed: int, place: LivePlace, router: int) -> dic
         "row": row,
         "hit": cached / prompt if prompt else 0.0,
         "share": max(part[0] for part in parts) / served if served else 0.0,
-        "cpu_ms": 1e3 * cpu_s / len(requests),
+        # While aiperf starts, a router without requests takes processor time, too.
+        "cpu_ms": None if traffic.by_aiperf else 1e3 * cpu_s / len(requests),
         # An engine sends an event for each token. Those of an engine that was killed are not known.
-        "event_us": 1e6 * cpu_s / generated if generated and killed is None else None,
+        "event_us": 1e6 * cpu_s / generated if generated and killed is None and not traffic.by_aiperf else None,
     }
 
 
@@ -544,7 +545,7 @@ def _cells(found: Sequence[LiveRow]) -> Iterator[str]:
         yield number(fmean(values) if values else None, form)
     yield f"{100 * fmean(one.hit for one in found):.1f}"
     yield f"{100 * fmean(one.share for one in found):.0f}"
-    yield f"{fmean(one.cpu_ms for one in found):.2f}"
-    events = [one.event_us for one in found if one.event_us is not None]
-    yield number(fmean(events) if events else None, ".0f")
+    for name, form in (("cpu_ms", ".2f"), ("event_us", ".0f")):
+        costs = [cost for one in found if (cost := getattr(one, name)) is not None]
+        yield number(fmean(costs) if costs else None, form)
     yield f"{fmean(row.slip_ms_p95 or 0.0 for row in rows):.1f}"
