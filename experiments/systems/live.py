@@ -1,25 +1,28 @@
-"""Other routers before the same simulated engines, live: real processes on loopback, in wall time.
+"""Other routers before the same engines, live: real processes on loopback, in wall time.
 
-Theory of operation. Eight `gorgo engine` of one kind run as processes of their own. One router after the other stands
-before them, as its operator would start it, with the policy that it has for prompts that share a beginning. Each router
-gets the same requests at the same times from `gorgo replay`, and between two kinds of traffic the engines' caches are
-emptied. Cached tokens and the shares of the engines are read from the engines, so that nothing depends on what a router
-passes on. Processor time is that of the router and its children. In the last part an engine is killed in the middle,
-and starts again five seconds later. A router that cannot be installed is named with the reason.
+Theory of operation. Engines of one kind run as processes of their own: eight `gorgo engine`, two vLLM on the CPU, or
+eight of NVIDIA Dynamo's mockers. One router after the other stands before them, as its operator would start it, with
+the policy that it has for prompts that share a beginning. Each router gets the same requests at the same times from
+`gorgo replay` and, of one kind, from aiperf. Between two kinds of traffic the engines' caches are emptied; engines
+whose caches nothing empties start anew for each router. Cached tokens and the shares of the engines are read from the
+engines, so that nothing depends on what a router passes on. Processor time is that of the router and its children. In
+the last part an engine is killed in the middle, and starts again five seconds later. What cannot be installed, a
+router, engines or aiperf, is named with the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -27,28 +30,42 @@ from typing import Any, ClassVar
 import httpx
 import yaml
 
+from experiments.aiperf import replay_records, run_aiperf, trace_lines
 from experiments.comparison import MEASURES
 from experiments.environments import InstallError, installed
 from experiments.grid import Grid, SystemReport
 from experiments.runner import Runner, run_key
+from experiments.systems.dynamo import dynamo_environment
 from experiments.systems.herd import HERD
+from experiments.systems.live_engines import (
+    ENGINES,
+    LAYOUT,
+    READY_S,
+    Engines,
+    frontend_command,
+    gorgo_engines,
+    mockers,
+    mockers_alone,
+    vllm_engines,
+)
 from experiments.tables import TableSection, number
-from gorgo.engines.exposition import read_gauges
 from gorgo.errors import GorgoError
-from gorgo.lab.datasets import generate_requests, load_requests
+from gorgo.lab.datasets import HerdShape, generate_requests, load_requests
 from gorgo.lab.demo.options import OURS
-from gorgo.lab.demo.run import MODEL, UNKNOWN_URL, FleetLayout, Processes, start_engines, write_config
+from gorgo.lab.demo.run import MODEL, UNKNOWN_URL, FleetLayout, write_config
 from gorgo.lab.replay import ReplayOptions, replay
+from gorgo.lab.replay.summary import Tally
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.lab.termination import termination_as_interrupt
 from gorgo.lab.traces import TraceFilters, TraceRequest
 from tests.bench.behind_envoy import targets as envoy
 from tests.bench.relay import measure
 from tests.bench.relay.targets import Launch, Place, UnavailableError, nginx, sglang_router, start, stop
 from tests.ports import free_port
+from tests.system.environments import aiperf_environment, vllm_environment
+from tests.system.tiny_checkpoint import HUB_NAME, make_hub_cache, make_tiny_checkpoint
 
 NAME, TITLE = "live", "other routers before the same engines, live"
-GROUPS = ("live",)
 HEADER = (
     "traffic", "router", "requests", "errors", "TTFT mean ms", "p50", "p95", "E2E p95 s", "hit %", "largest share %",
     "router CPU ms a request", "us an event", "sent late ms",
@@ -62,22 +79,16 @@ LITELLM_NEEDS = (
     "restrictedpython", "tomlkit", "httpx2", "hiredis", "granian", "litellm-enterprise", "polars", "inquirerpy",
     "pyroscope-io", "azure-identity", "azure-storage-blob",
 )  # fmt: skip
-#: Routers that this set-up cannot have.
+#: Routers that cannot stand before `gorgo engine`.
 NEVER = {"Dynamo's frontend": "it sends requests to workers of its own runtime alone, and to no URL"}
-ENGINES = 8
-_PROFILE = find_profile("1xL40S-Llama-3.1-8B")
-LAYOUT = FleetLayout(
-    profile=_PROFILE.name,
-    round_trip_ms={"local": 1},
-    replicas={f"engine-{number}": "local" for number in range(ENGINES)},
-    capacity={"prefill_tokens_per_s": round(_PROFILE.prefill_tokens_per_s)},
-)
-#: Until engines and a router answer: LiteLLM's imports take some ten seconds of processor time, which a busy machine
-#: does not give in two minutes. A router that ends is not waited for.
-READY_S = 600.0
-#: How long an engine that was killed is away.
-AWAY_S = 5.0
 KILLED = "herd, an engine is killed"
+#: Short prompts at the pace of a small model on two cores. The prompts of a herd have 10,000 tokens and more.
+SHORT_HERD = replace(
+    HERD, sessions=6, rounds=16, groups=2, gap_s=1.0, system_tokens=1_536, question_tokens=256, output_tokens=32
+)
+REQUEST_TIMEOUT_S = 60.0
+#: As it is named where it is missing.
+AIPERF = "aiperf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +96,12 @@ class Traffic:
     """Requests of a kind, some half a minute of them; `trace` None is a herd of sessions."""
 
     name: str
-    trace: str | None
+    trace: str | None = None
     filters: TraceFilters
     time_scale: float
+    herd: HerdShape = HERD
+    #: Whether aiperf sends it, and not `gorgo replay`.
+    by_aiperf: bool = False
 
     def scaled(self, factor: float) -> Traffic:
         """Return the same with so many times the requests."""
@@ -96,31 +110,50 @@ class Traffic:
     def requests(self, seed: int) -> Sequence[TraceRequest]:
         filters = replace(self.filters, seed=seed)
         if self.trace is None:
-            return filters.apply(generate_requests(replace(HERD, seed=seed)))
+            return filters.apply(generate_requests(replace(self.herd, seed=seed)))
         return load_requests(self.trace, filters, seed=seed)
+
+
+_HERD = Traffic(name="herd", filters=TraceFilters(limit=183, max_output=48), time_scale=1 / 8)
+_SHORT_HERD = Traffic(name="herd of short prompts", filters=TraceFilters(limit=96), time_scale=0.5, herd=SHORT_HERD)
 
 
 def traffics(conversation: str | None) -> list[Traffic]:
     """Return the kinds of traffic; that of the conversation trace with its file alone."""
-    herd = Traffic(name="herd", trace=None, filters=TraceFilters(limit=183, max_output=48), time_scale=1 / 8)
     chats = TraceFilters(limit=160, max_input=24_000, max_output=48)
-    found = [herd, Traffic(name="ART-Chat-like", trace="art-chat-apr6", filters=chats, time_scale=0.8)]
+    found = [
+        _HERD,
+        replace(_HERD, name="herd, sent by aiperf", by_aiperf=True),
+        Traffic(name="ART-Chat-like", trace="art-chat-apr6", filters=chats, time_scale=0.8),
+    ]
     if conversation is not None:
         filters = replace(chats, spread_s=3.0)
         found.append(Traffic(name="conversation trace", trace=conversation, filters=filters, time_scale=0.5))
-    return [*found, replace(herd, name=KILLED)]
+    return [*found, replace(_HERD, name=KILLED)]
 
 
 # -- routers
 
 
-def gorgo_serve(place: Place) -> Launch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePlace(Place):
+    """Where a router listens, and the engines that it has."""
+
+    engines: Engines
+
+    @classmethod
+    def before(cls, engines: Engines, folder: Path) -> LivePlace:
+        port = engines.router_port or free_port()
+        return cls(port=port, replicas=engines.ports, folder=folder, engines=engines)
+
+
+def gorgo_serve(place: LivePlace) -> Launch:
     command = [sys.executable, "-m", "gorgo", "serve", "--config", str(_regions(place))]
     environment = {"GORGO_ADMIN_TOKEN": secrets.token_hex(16)}
     return Launch(arguments=command, environment=environment, version="gorgo serve, gorgo-ms")
 
 
-def gorgo_picker(place: Place) -> Launch:
+def gorgo_picker(place: LivePlace) -> Launch:
     """`gorgo picker` behind Envoy by the configuration that it prints."""
     config = _regions(place)
     whole = envoy.printed_envoy(config)
@@ -128,23 +161,35 @@ def gorgo_picker(place: Place) -> Launch:
 
 
 def smg(place: Place) -> Launch:
-    program = _installed(SMG) / "smg"
-    options = ["launch", "--host", "127.0.0.1", "--port", str(place.port), "--policy", "cache_aware"]
-    metrics = ["--prometheus-port", str(free_port()), "--log-level", "error"]
-    return Launch(
-        arguments=[str(program), *options, *metrics, "--worker-urls", *_urls(place)], environment={},
-        version=f"{SMG} cache_aware",
-    )  # fmt: skip
+    return _cache_aware(SMG, ["smg", "launch"], place)
 
 
 def vllm_router(place: Place) -> Launch:
-    program = _installed(VLLM_ROUTER) / "vllm-router"
-    options = ["--host", "127.0.0.1", "--port", str(place.port), "--policy", "cache_aware"]
-    metrics = ["--prometheus-port", str(free_port()), "--log-level", "error"]
+    return _cache_aware(VLLM_ROUTER, ["vllm-router"], place)
+
+
+def _cache_aware(requirement: str, command: Sequence[str], place: Place) -> Launch:
+    """Launch one of the routers that began as sglang-router, by its command."""
+    program, *words = command
+    words += ["--host", "127.0.0.1", "--port", str(place.port), "--policy", "cache_aware", "--log-level", "error"]
+    words += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--worker-urls", *_urls(place)]
     return Launch(
-        arguments=[str(program), *options, *metrics, "--worker-urls", *_urls(place)], environment={},
-        version=f"{VLLM_ROUTER} cache_aware",
-    )  # fmt: skip
+        arguments=[str(_installed(requirement) / program), *words], environment={}, version=f"{requirement} cache_aware"
+    )
+
+
+def dynamo_frontend(place: LivePlace) -> Launch:
+    """Dynamo's frontend with its KV router, which hears from the mockers what they have cached."""
+    try:
+        python = dynamo_environment().python
+    except InstallError as error:
+        raise UnavailableError(str(error)) from error
+    options = ["--router-mode", "kv", "--router-min-initial-workers", str(len(place.replicas))]
+    return Launch(
+        arguments=[str(python), *frontend_command(place.port, *options)],
+        environment={**place.engines.environment, "PYTHONPATH": ""},
+        version="Dynamo's frontend, kv",
+    )
 
 
 def litellm(place: Place) -> Launch:
@@ -168,7 +213,7 @@ def litellm(place: Place) -> Launch:
     )
 
 
-ROUTERS: Mapping[str, Callable[[Place], Launch]] = {
+ROUTERS: Mapping[str, Callable[[LivePlace], Launch]] = {
     "gorgo serve": gorgo_serve,
     "gorgo picker behind Envoy": gorgo_picker,
     "sglang-router": sglang_router,
@@ -177,13 +222,20 @@ ROUTERS: Mapping[str, Callable[[Place], Launch]] = {
     "LiteLLM": litellm,
     "Envoy, least request": envoy.plain,
     "nginx, in turn": nginx,
+    "Dynamo's frontend": dynamo_frontend,
 }
 
 
-def _regions(place: Place) -> Path:
+def _regions(place: LivePlace) -> Path:
     """Write what `gorgo` knows of the fleet: the engines' prefill speed, as the policy's page says."""
-    config = place.folder / "regions.yaml"
-    write_config(config, OURS, 0, LAYOUT, dict(zip(LAYOUT.replicas, _urls(place), strict=True)))
+    config, engines = place.folder / "regions.yaml", place.engines
+    layout = FleetLayout(
+        profile=LAYOUT.profile,
+        round_trip_ms=LAYOUT.round_trip_ms,
+        replicas=dict.fromkeys(engines.urls, "local"),
+        capacity=engines.capacity,
+    )
+    write_config(config, OURS, 0, layout, engines.urls)
     document = yaml.safe_load(config.read_text())
     document["proxy"] |= {"bind": f"127.0.0.1:{place.port}", "admin_bind": f"127.0.0.1:{free_port()}"}
     document["picker"] = {"bind": f"127.0.0.1:{free_port()}"}
@@ -203,6 +255,59 @@ def _installed(requirement: str, *beside: str) -> Path:
         raise UnavailableError(str(error)) from error
 
 
+# -- fleets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFleet:
+    """Engines of a group, the routers that stand before them, and the traffic.
+
+    Parameters
+    ----------
+    group, title:
+        Of the table that has its rows.
+    started:
+        Runs the engines, by a folder and a seed.
+    installed:
+        Makes what they need; raises `InstallError`.
+    routers, traffics:
+        By name; the kinds of traffic depend on the file of the conversation trace.
+    anew:
+        Whether the engines start anew for each router.
+    """
+
+    group: str
+    title: str
+    started: Callable[[Path, int], AbstractContextManager[Engines]]
+    installed: Callable[[], object]
+    routers: Sequence[str]
+    traffics: Callable[[str | None], Sequence[Traffic]]
+    anew: bool = False
+
+
+#: Before engines that are slow to start: each of these routers stands for others.
+_SOME = ("gorgo serve", "sglang-router", "smg", "vllm-router", "nginx, in turn")
+FLEETS: Mapping[str, LiveFleet] = {
+    "gorgo engine": LiveFleet(
+        group="live", title="eight `gorgo engine`", started=gorgo_engines, installed=lambda: None,
+        routers=[name for name in ROUTERS if name not in NEVER], traffics=traffics,
+    ),
+    "vLLM": LiveFleet(
+        group="vllm", title="two real vLLM on the CPU", started=vllm_engines, installed=vllm_environment,
+        routers=_SOME, traffics=lambda _: [_SHORT_HERD],
+    ),
+    "mockers": LiveFleet(
+        group="mockers", title="eight of NVIDIA Dynamo's mockers", started=mockers, installed=dynamo_environment,
+        routers=_SOME, traffics=lambda _: [_HERD], anew=True,
+    ),
+    "mockers alone": LiveFleet(
+        group="mockers", title="eight of NVIDIA Dynamo's mockers", started=mockers_alone, installed=dynamo_environment,
+        routers=list(NEVER), traffics=lambda _: [_HERD], anew=True,
+    ),
+}  # fmt: skip
+GROUPS = tuple(dict.fromkeys(fleet.group for fleet in FLEETS.values()))
+
+
 # -- runs
 
 
@@ -214,13 +319,14 @@ class NoAnswerError(GorgoError):
 class LiveRow:
     """The row of a router under a traffic, with what was read from the engines and from the router's processes."""
 
+    fleet: str
     router: str
     version: str
     traffic: str
     row: ResultRow
     hit: float
     share: float
-    cpu_ms: float
+    cpu_ms: float | None
     event_us: float | None
 
 
@@ -236,6 +342,7 @@ class LiveRun:
 class LiveTask:
     """One round: each router in turn before the same engines, under every kind of traffic."""
 
+    fleet: str
     routers: tuple[str, ...]
     traffics: tuple[Traffic, ...]
     seed: int
@@ -243,120 +350,82 @@ class LiveTask:
 
     def key(self) -> str:
         traces = [one.trace for one in self.traffics if one.trace is not None]
-        return run_key(OURS, traces, [self.routers, self.traffics, self.seed], code=[Path(__file__)])
+        settings = [self.fleet, self.routers, self.traffics, self.seed]
+        return run_key(OURS, traces, settings, code=sorted(Path(__file__).parent.glob("live*.py")))
 
     def run(self) -> LiveRun:
         """Run it now; raises `UnavailableError`, or `GorgoError` where a process does not do its part."""
-        with tempfile.TemporaryDirectory(prefix="gorgo-live-") as folder, _engines(Path(folder), self.seed) as engines:
-            rows: list[LiveRow] = []
-            silent: dict[str, str] = {}
-            for name in self.routers:
-                try:
-                    rows += self._rows(name, engines, Path(folder))
-                except NoAnswerError as why:
-                    silent[name] = str(why)
-            return LiveRun(rows=rows, silent=silent)
+        # A kill stops the processes, too.
+        with termination_as_interrupt(), tempfile.TemporaryDirectory(prefix="gorgo-live-") as name:
+            folder = Path(name)
+            with FLEETS[self.fleet].started(folder, self.seed) as engines:
+                rows: list[LiveRow] = []
+                silent: dict[str, str] = {}
+                for router in self.routers:
+                    try:
+                        rows += self._rows(router, engines, folder)
+                    except NoAnswerError as why:
+                        silent[router] = str(why)
+                return LiveRun(rows=rows, silent=silent)
 
     def _rows(self, router: str, engines: Engines, folder: Path) -> Iterator[LiveRow]:
         own = folder / router.replace(" ", "-")
         own.mkdir()
-        place = Place(port=free_port(), replicas=engines.ports, folder=own)
+        place = LivePlace.before(engines, own)
         launch = ROUTERS[router](place)
         process = start(launch, own)
         try:
             _wait_until_answering(f"http://127.0.0.1:{place.port}", router, process, own / "log")
             for traffic in self.traffics:
-                print(f"{router}: {traffic.name}, {traffic.filters.limit} requests", file=sys.stderr, flush=True)  # noqa: T201
-                found = _measured(traffic, self.seed, place.port, process.pid, engines)
-                yield LiveRow(router=router, version=launch.version, traffic=traffic.name, **found)
+                _say(f"{router} before {self.fleet}: {traffic.name}, {traffic.filters.limit} requests")
+                found = _measured(traffic, self.seed, place, process.pid)
+                yield LiveRow(fleet=self.fleet, router=router, version=launch.version, traffic=traffic.name, **found)
         finally:
             stop(process)
 
 
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """Running engines, by name, and how they were started."""
-
-    processes: Processes
-    config: Path
-    urls: Mapping[str, str]
-
-    @property
-    def ports(self) -> list[int]:
-        return [int(url.rpartition(":")[2]) for url in self.urls.values()]
-
-    def flush(self) -> None:
-        """Empty every cache, once what clients gave up has ended; raises `GorgoError` where requests go on running."""
-        deadline_s = time.monotonic() + READY_S
-        for url in self.urls.values():
-            while httpx.post(f"{url}/flush_cache", timeout=30.0, trust_env=False).status_code != 200:
-                if time.monotonic() > deadline_s:
-                    raise GorgoError(f"{url}: its cache was not flushed: requests are running there")
-                time.sleep(0.2)
-
-    def totals(self) -> dict[str, list[float]]:
-        """Return requests, tokens of prompts, cached and generated ones of each since its start."""
-        names = [f"sglang:{of}_total" for of in ("num_requests", "prompt_tokens", "cached_tokens", "generation_tokens")]
-        found = {}
-        for name, url in self.urls.items():
-            gauges = read_gauges(httpx.get(f"{url}/metrics", timeout=30.0, trust_env=False).text, set(names))
-            found[name] = [gauges.get(one, 0.0) for one in names]
-        return found
-
-    async def away(self, name: str, after_s: float) -> None:
-        """Kill an engine after a while, and start it again at its port."""
-        await asyncio.sleep(after_s)
-        self.processes.kill(name)
-        await asyncio.sleep(AWAY_S)
-        port = self.urls[name].rpartition(":")[2]
-        (self.config.parent / f"{name}.log").unlink()
-        self.processes.start(name, ["engine", "--replica", name, "--config", str(self.config), "--port", port])
-        await asyncio.to_thread(self.processes.wait_for_line, name, "listening on", timeout_s=READY_S)
-
-
-@contextmanager
-def _engines(folder: Path, seed: int) -> Iterator[Engines]:
-    config = folder / "engines.yaml"
-    write_config(config, OURS, seed, LAYOUT, dict.fromkeys(LAYOUT.replicas, UNKNOWN_URL))
-    with Processes(folder, {**os.environ, "PYTHONUNBUFFERED": "1"}) as processes:
-        yield Engines(processes, config, start_engines(processes, config, LAYOUT.replicas, timeout_s=READY_S))
-
-
 def _wait_until_answering(url: str, router: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for a router's first answer; raises `NoAnswerError` with the end of its log."""
+    """Wait for a router's first answer; raises `NoAnswerError` with the end of its log.
+
+    One that refuses so plain a body (400) is not waited for.
+    """
     body = {"model": MODEL, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
     deadline_s = time.monotonic() + READY_S
     said = ""
-    while time.monotonic() < deadline_s and process.poll() is None:
+    while time.monotonic() < deadline_s and process.poll() is None and not said.startswith("400"):
         try:
             answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=10.0, trust_env=False)
             if answer.status_code == 200:
                 return
-            said = f"{answer.status_code} {answer.text[:200]}"
+            said = f"{answer.status_code} {answer.text[:300]}"
         except httpx.HTTPError as error:
             said = repr(error)
         time.sleep(0.2)
-    how = f"did not answer within {READY_S:g} s" if process.poll() is None else f"ended with {process.returncode}"
+    late = "refuses every request" if said.startswith("400") else f"did not answer within {READY_S:g} s"
+    how = late if process.poll() is None else f"ended with {process.returncode}"
     end = log.read_text(errors="replace").strip().rpartition("\n")[2][-300:]
     raise NoAnswerError(f"{router} {how}; at last: {said}; its log ends: {end}")
 
 
-def _measured(traffic: Traffic, seed: int, port: int, router: int, engines: Engines) -> dict[str, Any]:
+def _measured(traffic: Traffic, seed: int, place: LivePlace, router: int) -> dict[str, Any]:
     """Send the traffic; return its row and the other figures of a `LiveRow`."""
-    engines.flush()
-    requests = traffic.requests(seed)
+    engines, requests = place.engines, traffic.requests(seed)
+    engines.empty_caches()
     options = ReplayOptions(
         trace=Path(traffic.trace or "herd"),
-        url=f"http://127.0.0.1:{port}",
+        url=f"http://127.0.0.1:{place.port}",
         time_scale=traffic.time_scale,
         model=MODEL,
         show_progress=False,
-        request_timeout_s=60.0,
+        request_timeout_s=REQUEST_TIMEOUT_S,
     )
     before, cpu_s = engines.totals(), measure.cpu_times(measure.process_tree(router))[0]
     half_s = requests[-1].timestamp_s * traffic.time_scale / 2
-    killed = next(iter(LAYOUT.replicas)) if traffic.name == KILLED else None
-    row = asyncio.run(_replayed(requests, options, engines, killed, half_s))
+    killed = next(iter(engines.urls)) if traffic.name == KILLED else None
+    if traffic.by_aiperf:
+        row = _sent_by_aiperf(requests, options, place.folder)
+    else:
+        row = asyncio.run(_replayed(requests, options, engines, killed, half_s))
     cpu_s = measure.cpu_times(measure.process_tree(router))[0] - cpu_s
     # A process that was killed has forgotten what it did.
     parts = [
@@ -369,9 +438,10 @@ def _measured(traffic: Traffic, seed: int, port: int, router: int, engines: Engi
         "row": row,
         "hit": cached / prompt if prompt else 0.0,
         "share": max(part[0] for part in parts) / served if served else 0.0,
-        "cpu_ms": 1e3 * cpu_s / len(requests),
+        # While aiperf starts, a router without requests takes processor time, too.
+        "cpu_ms": None if traffic.by_aiperf else 1e3 * cpu_s / len(requests),
         # An engine sends an event for each token. Those of an engine that was killed are not known.
-        "event_us": 1e6 * cpu_s / generated if generated and killed is None else None,
+        "event_us": 1e6 * cpu_s / generated if generated and killed is None and not traffic.by_aiperf else None,
     }
 
 
@@ -385,39 +455,85 @@ async def _replayed(
     return report.result().row
 
 
+def _sent_by_aiperf(requests: Sequence[TraceRequest], options: ReplayOptions, folder: Path) -> ResultRow:
+    """Send the bodies of a replay by aiperf, at the same times."""
+    trace, scale = folder / "trace.jsonl", options.time_scale
+    trace.write_text("".join(trace_lines(requests, model=MODEL, time_scale=scale)))
+    hub_cache = make_hub_cache(make_tiny_checkpoint(folder / "tiny"), folder / "hub")
+    found = run_aiperf(
+        aiperf_environment(), options.url, trace, folder / "aiperf", model=MODEL, tokenizer=HUB_NAME,
+        hub_cache=hub_cache, timeout_s=READY_S, more=["--request-timeout-seconds", f"{options.request_timeout_s:g}"],
+    )  # fmt: skip
+    tally = Tally()
+    for record in replay_records(found, requests, time_scale=scale):
+        tally.add(record)
+    return tally.row(options, planned=len(requests))
+
+
 # -- the report
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run every router that is there, seed by seed, and return the table."""
-    assert set(groups) == set(GROUPS), "there is one"
-    kinds = tuple(one.scaled(grid.scale) for one in traffics(grid.trace))
-    missing = dict(_unavailable())
-    there = tuple(name for name in ROUTERS if name not in missing)
-    runs = runner.runs([LiveTask(there, kinds, seed) for seed in grid.seeds], title=TITLE)
-    missing |= {name: why for run in runs.values() for name, why in run.silent.items()}
+    """Run every router that is there before every fleet that is there, and return a table for each group."""
+    fleets = {name: fleet for name, fleet in FLEETS.items() if fleet.group in groups}
+    missing = dict(_unavailable(fleets.values()))
+    tasks = [task for name in fleets for task in _tasks(name, grid, missing)]
+    runs = runner.runs(tasks, title=TITLE)
+    missing |= {f"{name} before {task.fleet}": why for task, run in runs.items() for name, why in run.silent.items()}
     rows = [row for run in runs.values() for row in run.rows]
-    cells = [
-        (traffic.name, router, *_cells([one for one in rows if (one.traffic, one.router) == (traffic.name, router)]))
-        for traffic in kinds
-        for router in there
-        if router not in missing
-    ]
-    lines = [f"SKIPPED {router}: {why}" for router, why in {**missing, **NEVER}.items()]
+    sections = []
+    for group, title in {fleet.group: fleet.title for fleet in fleets.values()}.items():
+        found = [row for row in rows if FLEETS[row.fleet].group == group]
+        sections.append(TableSection(f"{TITLE}: {title}", HEADER, list(_lines(found))))
+    if "live" in groups:
+        missing |= {f"{name} before gorgo engine": why for name, why in NEVER.items()}
+    lines = [f"SKIPPED {name}: {why}" for name, why in missing.items()]
     lines.append(f"{len(grid.seeds)} rounds, real processes in wall time; {measure.describe_machine()}.")
-    found = [{**asdict(one), "row": one.row.as_json()} for one in rows]
-    return SystemReport(sections=[TableSection(TITLE, HEADER, cells)], end="\n\n".join(lines), rows=found)
+    as_json = [{**asdict(one), "row": one.row.as_json()} for one in rows]
+    return SystemReport(sections=sections, end="\n\n".join(lines), rows=as_json)
 
 
-def _unavailable() -> Iterator[tuple[str, str]]:
-    """Yield the routers that cannot be started here, and why; says so at once."""
-    for name, launch in ROUTERS.items():
-        with tempfile.TemporaryDirectory(prefix="gorgo-live-") as folder:
-            try:
-                launch(Place(port=free_port(), replicas=[1] * ENGINES, folder=Path(folder)))
-            except UnavailableError as why:
-                print(f"SKIPPED {name}: {why}", file=sys.stderr, flush=True)  # noqa: T201
-                yield name, str(why)
+def _tasks(name: str, grid: Grid, missing: Collection[str]) -> Iterator[LiveTask]:
+    """Yield the runs of a fleet: one for each router where the engines start anew."""
+    fleet = FLEETS[name]
+    if fleet.title in missing:
+        return
+    kinds = [one.scaled(grid.scale) for one in fleet.traffics(grid.trace) if not (one.by_aiperf and AIPERF in missing)]
+    there = [router for router in fleet.routers if router not in missing]
+    for routers in [[router] for router in there] if fleet.anew else [there]:
+        yield from (LiveTask(name, tuple(routers), tuple(kinds), seed) for seed in grid.seeds)
+
+
+def _unavailable(fleets: Collection[LiveFleet]) -> Iterator[tuple[str, str]]:
+    """Yield the engines, tools and routers that cannot be started here, and why; says so at once."""
+    wanted: dict[str, Callable[[], object]] = {fleet.title: fleet.installed for fleet in fleets}
+    if any(one.by_aiperf for fleet in fleets for one in fleet.traffics(None)):
+        wanted[AIPERF] = aiperf_environment
+    wanted |= {name: partial(_launched, name) for fleet in fleets for name in fleet.routers}
+    for name, make in wanted.items():
+        try:
+            make()
+        except (InstallError, UnavailableError) as why:
+            _say(f"SKIPPED {name}: {why}")
+            yield name, str(why)
+
+
+def _launched(router: str) -> None:
+    """Make what a router needs; raises `UnavailableError`."""
+    with tempfile.TemporaryDirectory(prefix="gorgo-live-") as folder:
+        engines = Engines(urls={f"engine-{number}": UNKNOWN_URL for number in range(ENGINES)})
+        ROUTERS[router](LivePlace.before(engines, Path(folder)))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _lines(found: Sequence[LiveRow]) -> Iterator[tuple[str, ...]]:
+    traffics, routers = (dict.fromkeys(getattr(row, name) for row in found) for name in ("traffic", "router"))
+    for traffic, router in product(traffics, routers):
+        if rows := [row for row in found if (row.traffic, row.router) == (traffic, router)]:
+            yield traffic, router, *_cells(rows)
 
 
 def _cells(found: Sequence[LiveRow]) -> Iterator[str]:
@@ -429,7 +545,7 @@ def _cells(found: Sequence[LiveRow]) -> Iterator[str]:
         yield number(fmean(values) if values else None, form)
     yield f"{100 * fmean(one.hit for one in found):.1f}"
     yield f"{100 * fmean(one.share for one in found):.0f}"
-    yield f"{fmean(one.cpu_ms for one in found):.2f}"
-    events = [one.event_us for one in found if one.event_us is not None]
-    yield number(fmean(events) if events else None, ".0f")
+    for name, form in (("cpu_ms", ".2f"), ("event_us", ".0f")):
+        costs = [cost for one in found if (cost := getattr(one, name)) is not None]
+        yield number(fmean(costs) if costs else None, form)
     yield f"{fmean(row.slip_ms_p95 or 0.0 for row in rows):.1f}"

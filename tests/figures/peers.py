@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.systems import dynamo, live, perturbed
+from experiments.systems import dynamo, live_engines, perturbed
 from experiments.systems.policies import TITLES
 from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.lab.demo.options import OURS
@@ -35,6 +35,8 @@ _COLUMNS = ("mean TTFT, ms", "p50 TTFT, ms", "p95 TTFT, ms", "mean E2E, s", "p95
 _OF_ROUTERS = (
     "requests",
     "errors",
+    "TTFT mean ms",
+    "p95",
     "hit %",
     "largest share %",
     "router CPU ms a request",
@@ -131,22 +133,25 @@ def _verdicts(lines: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
             yield from ((title, row) for row in rows)
 
 
+#: What the first column of each table of routers is on the page; a row is found by it.
+TRAFFIC_TO = ("traffic", "traffic to real vLLM", "traffic to Dynamo's mockers")
+
+
 def routers(results: Sequence[Any]) -> View:
-    """Return the row of each router under each traffic, without times: a machine with other work is part of them."""
+    """Return a table of routers before each kind of engine, and how busy the machine was at the end."""
     ((lines),) = results
-    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
-    for header, found in tables("\n".join(lines)):
+    shown: list[Table] = []
+    values = {"engines": float(live_engines.ENGINES), "away, s": live_engines.AWAY_S}
+    values |= {"load": float(numbers_of(lines[-1].rpartition("load average ")[2].rstrip("."))[0])}
+    for label, (header, found) in zip(TRAFFIC_TO, tables("\n".join(lines)), strict=False):
+        rows: dict[tuple[str, ...], dict[str, Cell]] = {}
         for row in found:
             cells = dict(zip(header, row, strict=True))
             rows[row[0], row[1]] = {name: cells[name] for name in _OF_ROUTERS}
-    values = {
-        f"{on}, {router}, {name}": float(str(cell))
-        for (on, router), found in rows.items()
-        for name, cell in found.items()
-        if cell != "-"
-    }
-    more = {"engines": float(live.ENGINES), "away, s": live.AWAY_S}
-    return View(tables=[Table(labels=("traffic", "router"), rows=rows)], values=values | more)
+            numbers = {name: cell for name in _OF_ROUTERS if (cell := cells[name]) != "-"}
+            values |= {f"{label}: {row[0]}, {row[1]}, {name}": float(cell) for name, cell in numbers.items()}
+        shown.append(Table(labels=(label, "router"), rows=rows))
+    return View(tables=shown, values=values)
 
 
 def _known(cells: Mapping[str, Cell]) -> Iterator[tuple[str, float]]:

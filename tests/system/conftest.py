@@ -11,16 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.tiny_model import Shape
 from tests.system.environments import Environment, InstallError, aiperf_environment, apt_install, vllm_environment
-from tests.system.tiny_checkpoint import make_hub_cache, make_tiny_checkpoint
+from tests.system.tiny_checkpoint import SHAPE, make_hub_cache, make_tiny_checkpoint
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, VllmServer, vllm_server, wait_until_ready
 
 _HERE = Path(__file__).parent
 #: An install of gigabytes counts against the time of the first test.
 _TIMEOUT_S = 1200
-#: Prefill of 2,000 tokens takes tenths of a second on one core, so that overheads of a millisecond are a per cent.
-SHAPE = Shape(layers=4, hidden=512, feed_forward=1536, heads=8, kv_heads=4)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,10 +23,9 @@ from gorgo.lab.profile_file import read_profile
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.tiny_model import make_tiny_model
-from tests.system.conftest import SHAPE
 from tests.system.environments import Environment
 from tests.system.processes import engine_process
-from tests.system.tiny_checkpoint import make_tiny_checkpoint
+from tests.system.tiny_checkpoint import SHAPE, make_tiny_checkpoint
 from tests.system.vllm_server import CACHED_TOKENS_FLAG, keep_apart, vllm_server, wait_until_ready
 
 _COMMAND_TIMEOUT_S = 900

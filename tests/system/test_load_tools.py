@@ -5,7 +5,6 @@ descriptions.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
+from experiments.aiperf import Aiperf, run_aiperf
 from gorgo.lab.replay.options import ReplayOptions
 from gorgo.lab.replay.run import replay_command
 from gorgo.lab.traces.text import prompt_text
@@ -102,45 +102,6 @@ def write_for_aiperf(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class Aiperf:
-    """What the tool wrote."""
-
-    summary: dict[str, Any]
-    requests: list[dict[str, Any]]
-
-    def average(self, name: str) -> float:
-        return float(self.summary[name]["avg"])
-
-    def middle(self, name: str) -> float:
-        return float(self.summary[name]["p50"])
-
-
-def run_aiperf(aiperf: Environment, router: RouterProcess, hub_cache: Path, trace: Path, out: Path) -> Aiperf:
-    options = {
-        "--model": "tiny",
-        "--url": router.url,
-        "--endpoint-type": "chat",
-        "--tokenizer": HUB_NAME,
-        "--input-file": str(trace),
-        "--custom-dataset-type": "mooncake_trace",
-        "--extra-inputs": "ignore_eos:true",
-        "--ui": "none",
-        "--output-artifact-dir": str(out),
-    }
-    flags = ["--streaming", "--fixed-schedule", "--use-server-token-count", "--no-gpu-telemetry", "--no-server-metrics"]
-    words = [word for pair in options.items() for word in pair]
-    subprocess.run(
-        [str(aiperf.folder / "bin" / "aiperf"), "profile", *words, *flags],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub_cache), "PYTHONPATH": ""},
-        check=True,
-        capture_output=True,
-        timeout=_TIMEOUT_S,
-    )
-    lines = (out / "profile_export.jsonl").read_text().splitlines()
-    return Aiperf(json.loads((out / "profile_export_aiperf.json").read_text()), [json.loads(line) for line in lines])
-
-
 @pytest.fixture
 def router(vllm_servers: tuple[VllmServer, VllmServer], tmp_path: Path) -> Iterator[RouterProcess]:
     replicas = {"left": vllm_servers[0].url, "right": vllm_servers[1].url}
@@ -162,7 +123,12 @@ def test_aiperf_replays_a_trace_without_an_error_and_agrees_with_our_replay(
         folder = tmp_path / str(run)
         folder.mkdir()
         trace = write_for_aiperf(folder / "theirs.jsonl", make_trace(words=2 * run, spacing_s=spacing_s))
-        theirs.append(run_aiperf(aiperf, router, hub_cache, trace, folder / "aiperf"))
+        theirs.append(
+            run_aiperf(
+                aiperf, router.url, trace, folder / "aiperf", model="tiny", tokenizer=HUB_NAME, hub_cache=hub_cache,
+                timeout_s=_TIMEOUT_S, more=["--extra-inputs", "ignore_eos:true"],
+            )
+        )  # fmt: skip
         seen = {sample["request_id"]: sample for sample in router.samples()}
         trace = write_for_us(folder / "ours.jsonl", make_trace(words=2 * run + 1, spacing_s=spacing_s))
         ours.append(run_ours(router, trace, folder / "replay"))

@@ -95,13 +95,13 @@ def vllm_server(
         _stop(process)
 
 
-def wait_until_ready(*servers: VllmServer) -> None:
-    """Until each answers `/health`; raises after five minutes."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
+def wait_until_ready(*servers: VllmServer, timeout_s: float = _START_TIMEOUT_S) -> None:
+    """Until each answers `/health`; raises after a time, by default five minutes."""
+    deadline = time.monotonic() + timeout_s
     for server in servers:
         while not _answers(server):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"vLLM at {server.url} did not start within {_START_TIMEOUT_S:.0f} s")
+                raise TimeoutError(f"vLLM at {server.url} did not start within {timeout_s:.0f} s")
             time.sleep(0.25)
 
 
@@ -109,6 +109,8 @@ def wait_until_ready(*servers: VllmServer) -> None:
 ENGINE_ENVIRONMENT: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    # Brings the route that empties the prefix cache.
+    "VLLM_SERVER_DEV_MODE": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",

@@ -181,7 +181,8 @@ def sglang_router(place: Place) -> Launch:
     """sglang-router with its cache-aware policy, which is the one that does comparable work."""
     python = installed(SGLANG_ROUTER) / "python"
     urls = [f"http://127.0.0.1:{port}" for port in place.replicas]
-    options = ["--policy", "cache_aware", "--prometheus-port", str(free_port()), "--log-level", "error"]
+    options = ["--policy", "cache_aware", "--log-level", "error"]
+    options += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     return Launch(
         arguments=[
             *(str(python), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(place.port)),
