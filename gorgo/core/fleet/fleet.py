@@ -171,6 +171,8 @@ class Fleet:
     parallel: dict[Replica, None] = field(default_factory=dict)
     #: Replicas whose KV pools are taken by half or more.
     contended: dict[Replica, None] = field(default_factory=dict)
+    #: When a request without a visible first token arrives at its engine, the last one of all.
+    unseen_s: float = -inf
     #: Load that other routers report; `None` without peers.
     peers: PeerLoads | None = None
     #: Called with a replica that outlier detection readmits, and with one that it ejects.
