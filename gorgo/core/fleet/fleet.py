@@ -254,8 +254,8 @@ class Fleet:
 
     def forget_slow(self, *, now: float) -> None:
         """Let replicas that look slow, and get no work therefore, go back to their priors."""
-        for replica in list(self.slow):
-            replica.prefill_queue.age(engine_s=now)
+        for replica in [replica for replica in self.slow if replica.prefill_queue.speed.aged_s != now]:
+            replica.forget_speed(engine_s=now)
 
     @staticmethod
     def _health_event(replica: Replica) -> HealthChanged:

@@ -592,22 +592,23 @@ class SaturationDetector:
 
     def free_at_s(self, replica: Replica, *, now: float) -> float | None:
         """Return when a saturated replica has capacity without a further event; `None` if it needs one."""
-        queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
-        others_s = self._fleet.others_prefill_s(replica.slot)
         if not self.has_slot(replica):
             return None
+        queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
+        others_s = self._fleet.others_prefill_s(replica.slot)
         at_s = queue.one_queue_until_s(engine_s=now, is_usual=not self._fleet.parallel)
         if not self._is_late(replica, now):
             may_s = self.limits.max_backlog_s - replica.kv_wait_s(None)
             drained_s = queue.own_drained_at_s(engine_s=now) - half_rtt_s - may_s if may_s >= 0.0 else inf
             if others_s:
                 drained_s = max(drained_s, now - may_s) + others_s
-            at_s = min(at_s, drained_s)
+            if drained_s < at_s:
+                at_s = drained_s
         return at_s if now + _NOISE_S < at_s < inf else None
 
     def _is_late(self, replica: Replica, now: float) -> bool:
         """Return whether a first token is later than it may be; those that wait for memory have no time."""
-        if replica.kv_wait_s(None) > 0.0:
+        if replica.prefill_queue.head_due_s >= now or replica.kv_wait_s(None) > 0.0:
             return False
         due_s = replica.prefill_queue.head_due_s + one_way_s(self._fleet.columns, replica.slot)
         return now - STUCK_AFTER_S - due_s - self._fleet.others_prefill_s(replica.slot) > 0.0
