@@ -263,7 +263,7 @@ class PrefillSpeed:
 
     def age(self, *, engine_s: float) -> bool:
         """Forget with the time without a first token; return whether the factor may be another."""
-        idle_s = engine_s - max(self.last_s, self.aged_s)
+        idle_s = engine_s - (self.last_s if self.last_s > self.aged_s else self.aged_s)
         if not 0.0 < idle_s < inf:
             return False
         self.aged_s = engine_s
@@ -316,7 +316,7 @@ class PrefillSpeed:
             ratio = self._quick.value(start)
             if 1.0 / NOISE < ratio / start < NOISE:
                 ratio = self._steady.value(start)
-        self.factor = ratio = min(max(ratio, FASTEST), SLOWEST)
+        self.factor = ratio = clamp(ratio, FASTEST, SLOWEST)
         self.is_slow, self.is_forgotten = ratio > NOISE * start, ratio <= FORGOTTEN * start
 
 
