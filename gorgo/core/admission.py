@@ -433,10 +433,10 @@ class AdmissionController:
             return []
         self._drained_s = now
         actions = self._shed_late(now)
-        evaluations, saturated = 0, self._saturated(now)
-        began_s = now if self._sweep_s is None else self._sweep_s
-        if saturated and len(saturated) == len(self._fleet.replicas):
+        saturated, all_are = self._saturated(now)
+        if all_are:
             return actions
+        evaluations, began_s = 0, now if self._sweep_s is None else self._sweep_s
         for queued in list(self.queue):
             if queued.preferred in saturated and (
                 now - queued.evaluated_s < REEVALUATE_S or queued.evaluated_s >= began_s
@@ -447,11 +447,11 @@ class AdmissionController:
                 return actions
             action = self._reevaluate(queued, now)
             if isinstance(action, Dispatch):
-                saturated = self._saturated(now)
+                saturated, all_are = self._saturated(now)
             if action is not None:
                 actions.append((queued.state, action))
             evaluations += queued.no_replica_since_s is None  # without a candidate no policy is called
-            if saturated and len(saturated) == len(self._fleet.replicas):
+            if all_are:
                 break
         self._sweep_s = None
         return actions
@@ -470,16 +470,13 @@ class AdmissionController:
             return None
         if self.needs_drain:
             return now
-        saturation, busy = self.saturation, self.saturation.busy(now=now)
-        due = [at for replica in busy if (at := saturation.free_at_s(replica, now=now)) is not None]
-        if self._limits.queue_enabled and (
-            len(busy) < len(self._fleet.replicas) or any(saturation.has_capacity(replica, now=now) for replica in busy)
-        ):
-            due.append(self._drained_s + REEVALUATE_S)
-        shed_s = self._shed_timers.next_s()
-        if shed_s is not None:
-            due.append(shed_s)
-        return min(due, default=None)
+        due_s, shed_s = self.saturation.next_free_s(now=now), self._shed_timers.next_s()
+        again_s = self._drained_s + REEVALUATE_S
+        if self._limits.queue_enabled and again_s < due_s and self.saturation.any_has_capacity(now=now):
+            due_s = again_s
+        if shed_s is not None and shed_s < due_s:
+            due_s = shed_s
+        return due_s if due_s < inf else None
 
     # -- helpers
 
@@ -608,14 +605,18 @@ class AdmissionController:
             return inf
         return shed_at_s(predicted, received_s=request.received_s, deadline_s=deadline_s, limits=self._limits)
 
-    def _saturated(self, now: float) -> set[str]:
-        """Return the saturated replicas; empty if queueing is off."""
+    def _saturated(self, now: float) -> tuple[set[str], bool]:
+        """Return the saturated ones of the replicas that queued requests prefer, and whether all of the fleet are.
+
+        None is while queueing is off.
+        """
         if not self._limits.queue_enabled:
-            return set()
-        saturation = self.saturation
-        return {
-            replica.spec.name for replica in saturation.busy(now=now) if not saturation.has_capacity(replica, now=now)
-        }
+            return set(), False
+        replicas, saturation = self._fleet.replicas, self.saturation
+        preferred = replicas.keys() & {queued.preferred for queued in self.queue.requests.values()}
+        saturated = {name for name in preferred if not saturation.has_capacity(replicas[name], now=now)}
+        some = len(saturated) < len(preferred) or saturation.any_has_capacity(now=now, besides=saturated)
+        return saturated, not some and bool(replicas)
 
     def _deadline_s(self, request: RouteRequest) -> float | None:
         """Return by when a request has to have its first token, s from its arrival; `None`: it is not shed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from gorgo.core.dispatch.in_flight import RequestState
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Dispatch, Hedge, Hold, Reject
-from gorgo.core.messages.request import RouteRequest
+from gorgo.core.messages.request import EngineSample, RouteRequest
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 from tests.core.routers import (
@@ -342,23 +342,38 @@ def test_a_replica_whose_first_token_is_late_is_closed_by_its_queue_and_its_dela
         assert router.next_timer() == 90.0, "no time opens it, a first token or an end does"
 
 
-@given(st.lists(st.tuples(st.integers(1, 900), st.floats(0.0, 0.4), st.booleans()), min_size=20, max_size=60))
-def test_a_replica_that_is_not_looked_at_has_capacity_and_nothing_of_it_becomes_due(
-    steps: list[tuple[int, float, bool]],
+@given(
+    st.lists(st.tuples(st.integers(1, 900), st.floats(0.0, 0.2), st.integers(0, 1)), min_size=30, max_size=60),
+    st.sampled_from([1, 9]),
+    st.booleans(),
+    st.sampled_from([1500.0, 1e6]),
+)
+def test_the_columns_of_many_replicas_say_of_their_capacity_what_each_one_says(
+    steps: list[tuple[int, float, int]], used: int, streamed: bool, kv_tokens: float
 ) -> None:
-    router, now, unfinished = at_hand(*[f"replica-{number}" for number in range(12)]), 0.0, list[str]()
+    router = at_hand(*[f"replica-{number}" for number in range(9)], queue_enabled=False)
+    now, waiting, running = 0.0, list[str](), list[str]()
     saturation, replicas = router._admission.saturation, router._fleet.replicas.values()
-    for number, (tokens, pause_s, ends) in enumerate(steps):
-        action = submitted(router, asked(f"r{number}", tokens, now=now), now=now)[-1]
-        if isinstance(action, Dispatch):
-            unfinished.append(action.attempt_id)
+    for number, replica in enumerate(replicas):
+        router._fleet.columns.rtt_s[replica.slot] = 0.01 * number if number else nan
+        router.replicas.on_engine_sample(replica.spec.name, EngineSample(kv_capacity_tokens=kv_tokens), now=0.0)
+        replica.kv_demand.on_answer(0.1, prompt_tokens=1000, output_tokens=10)  # else nobody waits for memory
+    for number, (tokens, pause_s, first_tokens) in enumerate(steps):
+        request = asked(f"r{number}", tokens, now=now)
+        request = replace(request, streamed=streamed or number > 0, pinned_replica=f"replica-{number % used}")
+        waiting.append(dispatched(submitted(router, request, now=now)).attempt_id)
         now += pause_s
-        if ends and unfinished:
-            router.on_first_token(unfinished[0], now=now)
-            router.on_finish(unfinished.pop(0), COMPLETED, now=now)
+        for attempt in waiting[:first_tokens]:
+            router.on_first_token(attempt, now=now)
+        running, waiting = running + waiting[:first_tokens], waiting[first_tokens:]
+        if len(running) > 3 * used:
+            router.on_finish(running.pop(0), COMPLETED, now=now)
         others = set(replicas) - set(saturation.busy(now=now))
         assert all(saturation.has_capacity(each, now=now) for each in others)
         assert not any(saturation.free_at_s(each, now=now) for each in others)
+        free_s = [at_s for each in replicas if (at_s := saturation.free_at_s(each, now=now)) is not None]
+        assert saturation.next_free_s(now=now) == min(free_s, default=inf)
+        assert saturation.any_has_capacity(now=now) == any(saturation.has_capacity(each, now=now) for each in replicas)
 
 
 def test_a_replica_far_away_opens_half_a_round_trip_before_its_queue_is_at_the_limit() -> None:

@@ -632,7 +632,7 @@ NOT_STORED: Mapping[str, NotStored] = {
         "needs vLLM's CPU build and a processor of its own for each engine", "7f05e8b, 99c5014, 279d3fc"
     ),
     "simulator": NotStored(
-        "compares with an earlier commit, in alternating runs that no command makes", "55aa876, cebacbb"
+        "compares with an earlier commit, in alternating runs that no command makes", "55aa876, cebacbb, ea16e44"
     ),
     "parity": NotStored("live processes in wall time: needs two cores to itself", "fd77f77, 42a9319"),
     "learned-cost": NotStored(

@@ -321,6 +321,8 @@ class InFlightTable:
         if self.started_prefills is not None:
             name = replica.spec.name
             self.started_prefills[name] = self.started_prefills.get(name, 0.0) + prefill_s
+        if not request.streamed:
+            self._fleet.unseen_s = max(self._fleet.unseen_s, attempt.arrival_s)
         attempt.checkpoint = replica.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
         replica.prefill_queue.add(
             attempt.attempt_id,

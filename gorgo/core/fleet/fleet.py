@@ -171,6 +171,8 @@ class Fleet:
     parallel: dict[Replica, None] = field(default_factory=dict)
     #: Replicas whose KV pools are taken by half or more.
     contended: dict[Replica, None] = field(default_factory=dict)
+    #: When a request without a visible first token arrives at its engine, the last one of all.
+    unseen_s: float = -inf
     #: Load that other routers report; `None` without peers.
     peers: PeerLoads | None = None
     #: Called with a replica that outlier detection readmits, and with one that it ejects.
@@ -252,8 +254,8 @@ class Fleet:
 
     def forget_slow(self, *, now: float) -> None:
         """Let replicas that look slow, and get no work therefore, go back to their priors."""
-        for replica in list(self.slow):
-            replica.prefill_queue.age(engine_s=now)
+        for replica in [replica for replica in self.slow if replica.prefill_queue.speed.aged_s != now]:
+            replica.forget_speed(engine_s=now)
 
     @staticmethod
     def _health_event(replica: Replica) -> HealthChanged:

@@ -940,19 +940,18 @@ class Replica:
             self.token_gap.on_answer(spent_s, tokens=tokens, mark=mark)
             self.columns.token_gap_s[self.slot] = self.token_gap.alone_s
 
+    def forget_speed(self, *, engine_s: float) -> None:
+        """Forget what was learned of its speed with the time without a first token."""
+        if self.prefill_queue.speed.age(engine_s=engine_s) and self.slot >= 0:
+            self._publish_speed(self.slot)
+
     def _publish_queue(self) -> None:
         slot, columns, queue = self.slot, self.columns, self.prefill_queue
         if slot >= 0:
-            speed = queue.speed
             columns.drained_at_s[slot] = queue.drained_at_s
             columns.head_due_s[slot] = queue.head_due_s
-            columns.waiting_prefill_s[slot] = queue.backlog_s
-            columns.slowdown[slot] = speed.factor
-            if speed.is_slow:
-                self.slow[self] = None
-            elif self.slow and speed.is_forgotten:
-                self.slow.pop(self, None)
-            if speed.parallel.count > 1:
+            self._publish_speed(slot)
+            if queue.speed.parallel.count > 1:
                 self.parallel[self] = None
             elif self.parallel:
                 self.parallel.pop(self, None)
@@ -961,6 +960,16 @@ class Replica:
                 columns.shared_s[slot] = shared_s
                 columns.head_shared_s[slot] = queue.head_shared_s
                 columns.head_began_s[slot] = queue.head_began_s
+
+    def _publish_speed(self, slot: int) -> None:
+        columns, queue = self.columns, self.prefill_queue
+        speed = queue.speed
+        columns.waiting_prefill_s[slot] = queue.backlog_s
+        columns.slowdown[slot] = speed.factor
+        if speed.is_slow:
+            self.slow[self] = None
+        elif self.slow and speed.is_forgotten:
+            self.slow.pop(self, None)
 
     def _publish_spec(self) -> None:
         slot, columns, accelerator = self.slot, self.columns, self.spec.accelerator

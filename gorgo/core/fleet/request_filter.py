@@ -19,15 +19,18 @@ not count. The pauses apply in this order, each to what the one before it has le
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Container, Sequence, Set
 from dataclasses import dataclass
 from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gorgo.core.backoff import backoff_s
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.replica import SUSPECT_AFTER, Replica, one_way_s
-from gorgo.core.latency.prefill import STUCK_AFTER_S
+from gorgo.core.latency.prefill import MIXED_S, STUCK_AFTER_S
 from gorgo.core.limits import OverloadLimits
 from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
@@ -506,22 +509,63 @@ class SaturationDetector:
         #: Since when the first of the requests queued at the router has been; infinite if none is.
         self.queued_since_s = inf
 
+    def any_has_capacity(self, *, now: float, besides: Container[str] = ()) -> bool:
+        """Return whether a request may be dispatched somewhere now; of `besides` it is known that none may."""
+        replicas = self._fleet.replicas
+        if self._has_columns and np.count_nonzero(self._busy(now)) < len(replicas):
+            return True
+        return any(name not in besides and self.has_capacity(replica, now=now) for name, replica in replicas.items())
+
+    def next_free_s(self, *, now: float) -> float:
+        """Return when the first saturated replica has capacity without a further event; infinite if each needs one.
+
+        The same as the least `free_at_s`. Of many replicas with one queue each, the columns tell it.
+        """
+        fleet = self._fleet
+        if not self._has_columns or fleet.parallel or now - fleet.unseen_s <= MIXED_S:
+            found = [self.free_at_s(replica, now=now) for replica in self.busy(now=now)]
+            return min([at_s for at_s in found if at_s is not None], default=inf)
+        columns = fleet.columns
+        half_rtt_s = np.where(np.isnan(columns.rtt_s), 0.0, columns.rtt_s / 2)
+        at_s = columns.drained_at_s - half_rtt_s - self.limits.max_backlog_s
+        is_due = at_s > now + _NOISE_S
+        is_due &= now - STUCK_AFTER_S - (columns.head_due_s + half_rtt_s) <= 0.0
+        is_due &= ~self._without_slot
+        waiting = [self.free_at_s(replica, now=now) for replica in fleet.contended]
+        for replica in fleet.contended:
+            is_due[replica.slot] = False
+        due_s: list[float] = at_s[is_due].tolist()
+        return min([*due_s, *[at for at in waiting if at is not None]], default=inf)
+
     def busy(self, *, now: float) -> Collection[Replica]:
         """Return the replicas that may be saturated: of many those that the columns do not show to be idle.
 
-        Every event asks while a request is queued. An idle one has capacity, and nothing of it becomes due.
+        An idle one has capacity, and nothing of it becomes due.
         """
-        fleet, limits = self._fleet, self.limits
-        replicas = fleet.replicas.values()
-        if len(replicas) <= FEW or fleet.peers is not None or limits.slo_e2e_s is not None:
+        replicas = self._fleet.replicas.values()
+        if not self._has_columns:
             return replicas
-        columns, most = fleet.columns, limits.max_concurrency_per_replica
-        busy = columns.queued_prefill_tokens > 0.0
-        busy |= columns.drained_at_s > now + limits.max_backlog_s
-        # Unknown is NaN, and no comparison with it is true.
-        busy |= columns.in_flight_requests >= (columns.max_running_requests if most is None else most)
-        is_busy = busy.tolist()
+        is_busy = self._busy(now).tolist()
         return [replica for replica in replicas if is_busy[replica.slot]]
+
+    @property
+    def _has_columns(self) -> bool:
+        """Whether to read the columns, which are those of this Router alone: of many replicas that takes less time."""
+        fleet = self._fleet
+        return len(fleet.replicas) > FEW and fleet.peers is None and self.limits.slo_e2e_s is None
+
+    @property
+    def _without_slot(self) -> NDArray[np.bool_]:
+        columns, most = self._fleet.columns, self.limits.max_concurrency_per_replica
+        # Unknown is NaN, and no comparison with it is true.
+        return columns.in_flight_requests >= (columns.max_running_requests if most is None else most)
+
+    def _busy(self, now: float) -> NDArray[np.bool_]:
+        columns = self._fleet.columns
+        busy = columns.queued_prefill_tokens > 0.0
+        busy |= columns.drained_at_s > now + self.limits.max_backlog_s
+        busy |= self._without_slot
+        return busy
 
     def has_capacity(self, replica: Replica, *, now: float) -> bool:
         """Return whether a request may be dispatched there now."""
@@ -548,22 +592,23 @@ class SaturationDetector:
 
     def free_at_s(self, replica: Replica, *, now: float) -> float | None:
         """Return when a saturated replica has capacity without a further event; `None` if it needs one."""
-        queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
-        others_s = self._fleet.others_prefill_s(replica.slot)
         if not self.has_slot(replica):
             return None
+        queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
+        others_s = self._fleet.others_prefill_s(replica.slot)
         at_s = queue.one_queue_until_s(engine_s=now, is_usual=not self._fleet.parallel)
         if not self._is_late(replica, now):
             may_s = self.limits.max_backlog_s - replica.kv_wait_s(None)
             drained_s = queue.own_drained_at_s(engine_s=now) - half_rtt_s - may_s if may_s >= 0.0 else inf
             if others_s:
                 drained_s = max(drained_s, now - may_s) + others_s
-            at_s = min(at_s, drained_s)
+            if drained_s < at_s:
+                at_s = drained_s
         return at_s if now + _NOISE_S < at_s < inf else None
 
     def _is_late(self, replica: Replica, now: float) -> bool:
         """Return whether a first token is later than it may be; those that wait for memory have no time."""
-        if replica.kv_wait_s(None) > 0.0:
+        if replica.prefill_queue.head_due_s >= now or replica.kv_wait_s(None) > 0.0:
             return False
         due_s = replica.prefill_queue.head_due_s + one_way_s(self._fleet.columns, replica.slot)
         return now - STUCK_AFTER_S - due_s - self._fleet.others_prefill_s(replica.slot) > 0.0

@@ -198,8 +198,8 @@ class PrefillSpeed:
     """
 
     __slots__ = (
-        *("_aged_s", "_passed", "_quick", "_slow", "_start", "_steady"),
-        *("factor", "is_forgotten", "is_slow", "last_s", "parallel"),
+        *("_passed", "_quick", "_slow", "_start", "_steady"),
+        *("aged_s", "factor", "is_forgotten", "is_slow", "last_s", "parallel"),
     )
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class PrefillSpeed:
         #: When the engine produced the last first token that was counted.
         self.last_s = -inf
         #: Until when the time without one has been counted.
-        self._aged_s = -inf
+        self.aged_s = -inf
         #: Slow prefills in a row.
         self._slow = 0
         #: Of the requests that have passed an older one since: first token, prior, end of others' work.
@@ -263,11 +263,11 @@ class PrefillSpeed:
 
     def age(self, *, engine_s: float) -> bool:
         """Forget with the time without a first token; return whether the factor may be another."""
-        idle_s = engine_s - max(self.last_s, self._aged_s)
+        idle_s = engine_s - (self.last_s if self.last_s > self.aged_s else self.aged_s)
         if not 0.0 < idle_s < inf:
             return False
-        self._aged_s = engine_s
-        forget_s = FORGET_S * 2.0 ** clamp(self._slow - 1.0, 0.0, MOST_DOUBLINGS)
+        self.aged_s = engine_s
+        forget_s = FORGET_S * (1 << min(max(self._slow - 1, 0), MOST_DOUBLINGS))
         left = exp(-idle_s / forget_s)
         self._steady.fade(left)
         self._quick.fade(left)
@@ -308,14 +308,16 @@ class PrefillSpeed:
         self._weigh()
 
     def _weigh(self) -> None:
-        quick = self._quick.value(self._start)
-        clear = not 1.0 / NOISE < quick / self._start < NOISE
-        ratio = quick if clear else self._steady.value(self._start)
+        start = self._start
         if self.parallel.count > 1:
             # Between two first tokens there is no one prefill.
-            ratio = self.parallel.factor(self._start)
-        self.factor = min(max(ratio, FASTEST), SLOWEST)
-        self.is_slow, self.is_forgotten = self.factor > NOISE * self._start, self.factor <= FORGOTTEN * self._start
+            ratio = self.parallel.factor(start)
+        else:
+            ratio = self._quick.value(start)
+            if 1.0 / NOISE < ratio / start < NOISE:
+                ratio = self._steady.value(start)
+        self.factor = ratio = clamp(ratio, FASTEST, SLOWEST)
+        self.is_slow, self.is_forgotten = ratio > NOISE * start, ratio <= FORGOTTEN * start
 
 
 class _Average:
@@ -493,7 +495,6 @@ class ParallelPrefills:
     """
 
     __slots__ = (
-        "_again_s",
         "_alone",
         "_ended",
         "_ends",
@@ -501,6 +502,7 @@ class ParallelPrefills:
         "_of_double",
         "_of_half",
         "_verdicts",
+        "confirmed_until_s",
         "count",
         "mean_s",
     )
@@ -515,8 +517,10 @@ class ParallelPrefills:
         #: Of requests without a reason to wait.
         self._alone, self._long = _Alone(_ALONE_MEMORY), _Alone(_LONG_MEMORY)
         self._of_double, self._of_half = _Evidence(), _Evidence()
-        #: Verdicts in a row that the count is right, and the end of the pause after the last.
-        self._verdicts, self._again_s = 0, -inf
+        #: Verdicts in a row that the count is right.
+        self._verdicts = 0
+        #: Until when the last of them holds: the end of the pause behind it; the past if there is none.
+        self.confirmed_until_s = -inf
 
     def on_arrival(self, before: int, unseen: int = 0) -> Arrival:
         """Return the place of a request that arrives now behind `before` others, `unseen` without a visible end."""
@@ -548,18 +552,13 @@ class ParallelPrefills:
         return None if expected is None else expected[0]
 
     @property
-    def confirmed_until_s(self) -> float:
-        """Until when the last verdict holds that the count is right; the past if there is none."""
-        return self._again_s
-
-    @property
     def is_doubted(self) -> bool:
         """Return whether what has been seen before the first verdict speaks against one queue."""
         return self.count == 1 and not self._verdicts and self._of_double.for_larger > DOUBTED
 
     def needs_evidence(self, *, engine_s: float) -> bool:
         """Return whether rounds are to show if there is one queue; without a prefill of known length they cannot."""
-        return self.count == 1 and engine_s >= self._again_s and self._alone.mean_s < inf
+        return self.count == 1 and engine_s >= self.confirmed_until_s and self._alone.mean_s < inf
 
     def joins_round(self, queued: int, *, since_s: float) -> bool:
         """Return whether one more belongs to the round of `queued` requests, the last of which came `since_s` ago."""
@@ -618,11 +617,12 @@ class ParallelPrefills:
             self._set(2 * self.count)
         elif found < -SURE:
             self._verdicts += 1
-            self._again_s = engine_s + backoff_s(self._verdicts, first_s=OVERLAP_AGAIN_S, longest_s=LONGEST_AGAIN_S)
+            pause_s = backoff_s(self._verdicts, first_s=OVERLAP_AGAIN_S, longest_s=LONGEST_AGAIN_S)
+            self.confirmed_until_s = engine_s + pause_s
             self._of_double.reset()
 
     def _set(self, count: int) -> None:
-        self.count, self._verdicts, self._again_s = count, 0, -inf
+        self.count, self._verdicts, self.confirmed_until_s = count, 0, -inf
         self._of_double.reset()
         self._of_half.reset()
 
@@ -826,7 +826,7 @@ class PrefillQueue:
         parallel = self.speed.parallel
         if parallel.count > 1:
             return False
-        return engine_s < parallel.confirmed_until_s or (is_usual and not self._is_mixed(engine_s))
+        return (is_usual and not self._is_mixed(engine_s)) or engine_s < parallel.confirmed_until_s
 
     def one_queue_until_s(self, *, engine_s: float, is_usual: bool = True) -> float:
         """Return when `is_one_queue` ends without an event; infinite if it does not."""
@@ -860,7 +860,7 @@ class PrefillQueue:
 
     def own_drained_at_s(self, *, engine_s: float) -> float:
         """Return when the engine would have done the queued prefills if it went on with them at `engine_s`."""
-        return self.drained_at_s - self.shared_left_s(engine_s=engine_s)
+        return self.drained_at_s - self.shared_left_s(engine_s=engine_s) if self.shared_s else self.drained_at_s
 
     def shared_left_s(self, *, engine_s: float) -> float:
         """Return the work of other routers left before the queued requests, as of their dispatches, s."""
@@ -958,11 +958,6 @@ class PrefillQueue:
     def on_silence(self, *, engine_s: float) -> None:
         """Record a failed probe: what is queued now has stalled."""
         self._silent_s = engine_s
-
-    def age(self, *, engine_s: float) -> None:
-        """Forget what was learned with the time without a first token."""
-        if self.speed.age(engine_s=engine_s):
-            self.on_change()
 
     def set_speed_prior(self, factor: float) -> None:
         """Take the engine's reported factor as the prior of the learned one."""
