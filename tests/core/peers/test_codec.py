@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.core.peers.codec import MAX_BYTES, decode_report, encode_report
-from gorgo.core.peers.marks import GroupPrefixes, MarkedPrompt
+from gorgo.core.peers.marks import GroupPrefixes, MarkedPrompt, used_before
 from gorgo.core.peers.records import (
     MARK_KINDS,
     MAX_COUNT,
@@ -212,9 +212,9 @@ def word_of(block: bytes) -> int:
 def test_the_deepest_mark_of_a_prompt_counts_for_each_replica() -> None:
     marks = GroupPrefixes()
     add(marks, 0, PROMPT, 1, 3)
-    add(marks, 2, PROMPT, 2)
-    assert matched(marks) == [3.0, 0.0, 2.0]
-    assert matched(marks, blocks_of(1, 9)) == [1.0, 0.0, 0.0]
+    add(marks, 2, PROMPT, 1)
+    assert matched(marks) == [3.0, 0.0, 1.0]
+    assert matched(marks, blocks_of(1, 9)) == [1.0, 0.0, 1.0]
 
 
 def test_a_mark_never_lowers_what_the_index_has() -> None:
@@ -267,9 +267,12 @@ def test_a_full_cache_tells_the_tick_before_which_nothing_is_left() -> None:
 def test_a_prompt_is_found_by_marks_that_were_used_before_a_time() -> None:
     marks = GroupPrefixes()
     add(marks, 0, PROMPT, 2, tick=4)
+    add(marks, 0, PROMPT, 2, 3, tick=6)
     prompt = MarkedPrompt.of(a_request(blocks=PROMPT))
-    assert marks.last_used(0, prompt, before_s=5.0) == (2, 4)
-    assert marks.last_used(0, prompt, before_s=4.0) == marks.last_used(1, prompt, before_s=5.0) == NO_PREFIX
+    known = marks.deepest(0, prompt)
+    assert (known[0], marks.deepest(1, prompt)) == (3, (0, None))
+    assert used_before(*known, 7.0) == (3, 6)
+    assert used_before(*known, 6.0) == used_before(0, None, 7.0) == NO_PREFIX
 
 
 def test_a_full_table_evicts_of_the_replica_that_gets_more_than_its_share() -> None:

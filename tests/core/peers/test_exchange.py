@@ -233,8 +233,8 @@ def test_a_prompt_that_ends_before_its_first_token_is_expected_no_longer() -> No
 
 def test_marks_are_where_messages_end_and_every_512_tokens() -> None:
     first, second = group("a", "b")
-    blocks = blocks_of(*range(20))
     for number, boundaries in enumerate(((), (200, 1000, 1280))):
+        blocks = blocks_of(number, *range(19))
         request = replace(a_request(f"r{number}", blocks=blocks, prompt_tokens=1280), boundaries=boundaries)
         first.on_first_token(dispatched(submitted(first, request, now=0.0)).attempt_id, now=1.0)
     even, by_message = first.peers.report(now=1.1).prefixes
