@@ -22,8 +22,9 @@ prompt that waits for its first token is expected there, as an own one is, and p
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Literal, TypeVar
 
@@ -341,27 +342,30 @@ class GroupPrefixes:
     def raise_matches(self, matched: Floats, request: RouteRequest) -> Floats:
         """Return `matched` tokens per slot, or more where a mark of the prompt is deeper.
 
-        Of the deepest one those before it are the prompt's too: another replica has some of them.
+        Of the deepest one those before it are the prompt's too, and another replica has the first ones of them.
         """
-        residents, left, raised = self._residents, self._all_slots & ((1 << len(matched)) - 1), matched
+        residents, left = self._residents, self._all_slots & ((1 << len(matched)) - 1)
         if not residents or not left or request.prompt_tokens < LEAST_TOKENS:
             return matched
-        prompt = MarkedPrompt.of(request)
-        deepest, found = prompt.deepest(residents)
-        if not found:
-            return matched
-        for depth, word in self._marks_up_to(prompt.every[deepest - 1], found):
-            found = residents[word] & left
-            if found:
+        prompt, raised = MarkedPrompt.of(request), matched
+        depth, found = prompt.deepest(residents)
+        depths, words, count = list[int](), list[int](), 0
+        while found:
+            for slot in slots_of(found & left):
                 tokens = depth * request.block_tokens
-                for slot in slots_of(found):
-                    if raised.item(slot) < tokens:
-                        if raised is matched:
-                            raised = matched.copy()
-                        raised[slot] = tokens
-                left &= ~found
-                if not left:
-                    break
+                if raised.item(slot) < tokens:
+                    if raised is matched:
+                        raised = matched.copy()
+                    raised[slot] = tokens
+            if not (left := left & ~found):
+                break
+            if not words:
+                depths, words = self._marks_up_to(prompt.every[depth - 1], found)
+                count = len(words)
+            count = bisect_left(words, 1, 0, count, key=lambda word: not residents[word] & left)
+            if not count:
+                break
+            depth, found = depths[count - 1], residents[words[count - 1]]
         return raised
 
     def deepest(self, slot: int, prompt: MarkedPrompt) -> tuple[int, Run | None]:
@@ -460,14 +464,15 @@ class GroupPrefixes:
             replica.check()
             assert all(self._residents[word] & 1 << slot for word in replica.runs)
 
-    def _marks_up_to(self, word: int, residents: int) -> Iterator[tuple[int, int]]:
-        """Yield depth and hash of a mark and of those before it, the deepest first, as one of its replicas has them."""
-        run: Run | None = self._replicas[residents.bit_length() - 1].runs[word]
-        assert run is not None
-        count: int | None = run.words.index(word) + 1
-        while run is not None:
-            yield from zip(reversed(run.depths[:count]), reversed(run.words[:count]), strict=True)
-            run, count = run.parent, None
+    def _marks_up_to(self, word: int, residents: int) -> tuple[list[int], list[int]]:
+        """Return depths and hashes of a mark and of those before it, as one of its replicas has them."""
+        run = self._replicas[residents.bit_length() - 1].runs[word]
+        count = run.words.index(word) + 1
+        depths, words = run.depths[:count], run.words[:count]
+        while (parent := run.parent) is not None:
+            run = parent
+            depths[:0], words[:0] = run.depths, run.words
+        return depths, words
 
     def _evict_for_table(self, slot: int) -> None:
         """Evict a mark of another router if there is one: of `slot`, unless it has less than its share."""
