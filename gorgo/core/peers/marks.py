@@ -79,6 +79,8 @@ class MarkedPrompt:
 
     def depths_behind(self, depth: int) -> list[int]:
         """Return the depths of the marks behind `depth`, ascending: of too many the shallowest and the deepest."""
+        if depth == len(self.every):
+            return []
         depths = marked_depths(len(self.every), self.block_tokens, self.boundaries, behind=depth)
         most = MAX_MARKS_OF_A_PROMPT - 1  # beside the one at `depth`
         return depths if len(depths) <= most else depths[:_SHALLOW_MARKS] + depths[_SHALLOW_MARKS - most :]
@@ -397,9 +399,10 @@ class GroupPrefixes:
         for word in new:
             residents[word] = residents.get(word, 0) | bit
         more_local = replica.locals - local
-        self.marks[Origin.LOCAL] += more_local
-        self.marks[Origin.REMOTE] += len(new) - more_local
-        self._all_slots |= bit
+        if new or more_local:
+            self.marks[Origin.LOCAL] += more_local
+            self.marks[Origin.REMOTE] += len(new) - more_local
+            self._all_slots |= bit
         oldest = 0
         while capacity_blocks is not None and replica.blocks > capacity_blocks:
             first = replica.oldest()
