@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -259,7 +258,7 @@ def test_a_next_turn_is_named_by_the_deepest_mark_that_all_know_and_those_behind
     report = first.peers.report(now=2.0)
     assert [marks.blocks for marks in report.prefixes] == [(3, 16, 20), (20, 32, 40)]
     second.peers.on_report(report, now=2.0)
-    joined.peers.on_report(msgspec.structs.replace(report, prefixes=report.prefixes[1:]), now=2.0)
+    joined.peers.on_report(PeerReport(report.router, 9, KEY, prefixes=report.prefixes[1:]), now=2.0)
     for number, (router, shared, found) in enumerate(
         ((second, 17, 16), (joined, 17, 0), (second, 30, 20), (joined, 30, 20))
     ):
