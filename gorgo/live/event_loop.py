@@ -189,6 +189,8 @@ class RouterGateway:
             self.refresh_connections()
         found = self._router.continue_beside(dispatch.attempt_id, replicas, partial_tokens, now=self._clock())
         self._report_dispatch(found)
+        if self.after_event is not None:
+            self.after_event()
         return None if found is None else found.dispatch
 
     def resumed(self, dispatch: Dispatch) -> None:

@@ -1,18 +1,19 @@
 """What sharing costs a Router, in processor time and in calls of functions for one request.
 
-Three Routers in one process take the same requests in turn: one alone, one of two workers, and the other worker, which
-reads its reports. So whatever else the machine does meets all of them. Printed are the sums of submit, first token and
-end without the rest of a request, and what a report costs each of both sides for a prompt, with one prompt or eight in
-a report: medians over the second half of the requests, after the caches have filled. Calls are the same on any machine,
-busy or not.
+Three Routers in one process take requests in turn: one alone, and two workers that read each other's reports. So
+whatever else the machine does meets all of them. Each has sixteen requests open, so that a worker decides beside the
+load of the other one. Printed are the sums of submit, first token and end without the rest of a request, and what a
+report costs each of both sides for a prompt, with one prompt or eight in a report: medians over the second half of the
+requests, after the caches have filled. Calls are the same on any machine, busy or not.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from time import thread_time_ns
 
@@ -35,6 +36,7 @@ REQUESTS, CALLED = 2000, 200
 _REPLICAS, _KV_TOKENS = 3, 983_549
 _BLOCK_TOKENS, _BYTES_PER_TOKEN = 64.0, 4
 _VARIANTS = 16
+_OPEN = 16
 _STEP_S = 0.001
 _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE = msgspec.msgpack.Decoder(PeerReport).decode
@@ -95,21 +97,23 @@ def measure(size: int, requests: int, per_report: int, clock: Callable[[], int] 
     alone, one, other = _router("alone"), _router("worker-0"), _router("worker-1")
     for router in (one, other):
         router.peers.join(router.boot_id, key_id="key")
+    each_open = [(router, deque[tuple[str, RouteRequest]]()) for router in (alone, one, other)]
     times, now = Times(), 1.0
-    for number, each in enumerate(prompts(size, requests)):
+    spent_by = (times.alone, times.shared, list[int]())
+    for number, each in enumerate(prompts(size, 2 * requests)):
         now += _STEP_S
-        for router, spent in ((alone, times.alone), (one, times.shared)):
-            spent.append(_serve(router, each, now, clock))
-        if number % per_report == per_report - 1:
-            begun_ns = clock()
-            text = _ENCODE(one.peers.report(now=now))
-            written_ns = clock()
-            report = _DECODE(text)
-            other.peers.on_report(report, now=now)
-            times.read.append((clock() - written_ns) // per_report)
-            times.written.append((written_ns - begun_ns) // per_report)
-            # The first worker decides beside the load of another one, as the second does.
-            one.peers.on_report(replace(report, router="worker-2", prefixes=()), now=now)
+        # Of the two workers each has every other request, and the one alone has those of the first.
+        for place in (2,) if number % 2 else (0, 1):
+            router, opened = each_open[place]
+            spent_by[place].append(_serve(router, opened, each, now, clock))
+        if number % (2 * per_report) == 2 * per_report - 1:
+            for writer, reader in ((other, one), (one, other)):
+                begun_ns = clock()
+                text = _ENCODE(writer.peers.report(now=now))
+                written_ns = clock()
+                reader.peers.on_report(_DECODE(text), now=now)
+                times.read.append((clock() - written_ns) // per_report)
+                times.written.append((written_ns - begun_ns) // per_report)
     return times
 
 
@@ -123,18 +127,26 @@ def _router(name: str) -> Router:
     return router
 
 
-def _serve(router: Router, each: RouteRequest, now: float, clock: Callable[[], int]) -> int:
-    """Return the time of one request's three events."""
-    tokens = each.prompt_tokens
+def _serve(
+    router: Router, opened: deque[tuple[str, RouteRequest]], each: RouteRequest, now: float, clock: Callable[[], int]
+) -> int:
+    """Return the time of one request's submit, and of the first token and end of one that came before it."""
+    begun_ns = clock()
+    action, _ = router.submit(each, now=now)
+    spent_ns = clock() - begun_ns
+    assert isinstance(action, Dispatch), "a replica has room"
+    opened.append((action.attempt_id, each))
+    if len(opened) <= _OPEN:
+        return spent_ns
+    attempt_id, before = opened.popleft()
+    tokens = before.prompt_tokens
     outcome = Outcome(
         AttemptResult.COMPLETED, 200, prompt_tokens=tokens, cached_tokens=max(0, tokens - 64), output_tokens=8
     )
     begun_ns = clock()
-    action, _ = router.submit(each, now=now)
-    assert isinstance(action, Dispatch), "a replica has room"
-    router.on_first_token(action.attempt_id, now=now + _STEP_S / 2)
-    router.on_finish(action.attempt_id, outcome, now=now + 0.8 * _STEP_S)
-    return clock() - begun_ns
+    router.on_first_token(attempt_id, now=now + _STEP_S / 2)
+    router.on_finish(attempt_id, outcome, now=now + 0.8 * _STEP_S)
+    return spent_ns + clock() - begun_ns
 
 
 def _middle(spent: list[int]) -> float:

@@ -247,20 +247,23 @@ class _AllRouters:
 def _with_work_of_others(own: Floats, peers: PeerLoads, now: float) -> Floats:
     """Move the end of the own queue by the others' prefill, less what was done of it while the engine was at it."""
     columns, waiting_s = peers.columns, peers.added("waiting_prefill_s")
-    if not (np.count_nonzero(waiting_s) or np.count_nonzero(columns.shared_s)):
-        return own
     if len(own) <= FEW:
         # numpy takes as long for one row as for fifty.
+        waiting, shared = waiting_s.tolist(), columns.shared_s.tolist()
+        if not (any(waiting) or any(shared)):
+            return own
         rows = zip(
             own.tolist(),
-            columns.shared_s.tolist(),
+            shared,
             columns.head_shared_s.tolist(),
             columns.head_began_s.tolist(),
-            waiting_s.tolist(),
+            waiting,
             peers.received_s.tolist(),
             strict=True,
         )
         return np.array([_moved_end_s(now, *row) for row in rows])
+    if not (np.count_nonzero(waiting_s) or np.count_nonzero(columns.shared_s)):
+        return own
     at_theirs_s = columns.head_shared_s - np.clip(now - columns.head_began_s, 0.0, columns.head_shared_s)
     own = own - (columns.shared_s - columns.head_shared_s + at_theirs_s)
     done_s = np.where((at_theirs_s > 0.0) | (own <= now), now - peers.received_s, 0.0)
@@ -272,6 +275,8 @@ def _moved_end_s(
     now: float, own_s: float, shared_s: float, head_shared_s: float, began_s: float, waiting_s: float, received_s: float
 ) -> float:
     """Return the same of one replica, to the last bit."""
+    if not (shared_s or waiting_s):
+        return own_s
     passed_s = now - began_s
     at_theirs_s = head_shared_s - (0.0 if passed_s < 0.0 else head_shared_s if passed_s > head_shared_s else passed_s)
     own_s -= shared_s - head_shared_s + at_theirs_s

@@ -13,6 +13,7 @@ Owns the steps between records and the Router's parts. Leaves the loads of peers
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from gorgo.core.latency.prefill import STEADY_TRUST_S, faded
 from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import Outcome, RouteRequest
-from gorgo.core.peers.marks import LEAST_TOKENS, GroupPrefixes
+from gorgo.core.peers.marks import LEAST_TOKENS, GroupPrefixes, MarkedPrompt, used_before
 from gorgo.core.peers.records import (
     MAX_ANSWERS,
     MAX_CACHE_REPORTS,
@@ -285,11 +286,13 @@ class SharedPrefixes:
             and estimate.queue_s + estimate.prefill_s >= URGENT_PREFILL_S
             and _is_reported(attempt.request)
         ):
-            self._outbox.on_sent(attempt, self._record(attempt, "sent"))
+            prompt = MarkedPrompt.of(attempt.request)
+            known, _ = self._prefixes.deepest(attempt.replica.slot, prompt)
+            self._outbox.on_sent(attempt, _marks(attempt, "sent", *prompt.marks_from(known)))
 
     def on_withdrawn(self, attempt: Attempt) -> None:
         """Report that a prompt that was reported as sent has ended before its first token."""
-        self._outbox.on_withdrawn(attempt, lambda: self._record(attempt, "withdrawn"))
+        self._outbox.on_withdrawn(attempt, lambda: self._withdrawn(attempt))
 
     def on_confirmed(self, attempt: Attempt) -> None:
         """Mark the prefixes of a prompt, here and in the next report."""
@@ -297,19 +300,19 @@ class SharedPrefixes:
             self._confirm(attempt)
 
     def _confirm(self, attempt: Attempt) -> None:
-        prompt, slot = self._prefixes.prompt_of(attempt.request), attempt.replica.slot
-        attempt.group_prefix = self._prefixes.last_used(slot, prompt, before_s=attempt.dispatched_s)
-        named = prompt.reported()
-        replica, model = attempt.replica.spec.name, attempt.request.recorded_model
-        self._outbox.on_confirmed(attempt, named.as_record(replica, model, "confirmed"))
+        prompt = MarkedPrompt.of(attempt.request)
+        known, run = self._prefixes.deepest(attempt.replica.slot, prompt)
+        attempt.group_prefix = used_before(known, run, attempt.dispatched_s)
+        depths, words = prompt.marks_from(known)
+        self._outbox.on_confirmed(attempt, _marks(attempt, "confirmed", depths, words))
         first_token_s = attempt.first_token_s or inf
-        self._use_prefixes(attempt.replica, named.depths, named.words, Origin.LOCAL, now=first_token_s)
+        self._use_prefixes(attempt.replica, depths, words, Origin.LOCAL, now=first_token_s)
 
-    def _record(self, attempt: Attempt, kind: MarkKind) -> PrefixMarks:
-        """Return the marks of a prompt for the next report."""
-        request = attempt.request
-        named = self._prefixes.prompt_of(request).reported()
-        return named.as_record(attempt.replica.spec.name, request.recorded_model, kind)
+    def _withdrawn(self, attempt: Attempt) -> PrefixMarks:
+        prompt = MarkedPrompt.of(attempt.request)
+        known, _ = self._prefixes.deepest(attempt.replica.slot, prompt)
+        depths = prompt.depths_behind(known)
+        return _marks(attempt, "withdrawn", (), prompt.words_at(depths))
 
     def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
         """Add an engine's report to the next one; the index evicts by it, and so do the marks."""
@@ -383,6 +386,12 @@ class SharedPrefixes:
     def _evict_older(self, slot: int, tick: int) -> None:
         if tick and self._index.bounded:
             self._index.evict_older(slot, before=tick)
+
+
+def _marks(attempt: Attempt, kind: MarkKind, depths: Sequence[int], words: Sequence[int]) -> PrefixMarks:
+    """Return marks of an attempt's prompt for the next report."""
+    hashes = struct.pack(f"<{len(words)}Q", *words)
+    return PrefixMarks(attempt.replica.spec.name, attempt.request.recorded_model, tuple(depths), hashes, kind)
 
 
 def _is_reported(request: RouteRequest, output_tokens: int = 0) -> bool:

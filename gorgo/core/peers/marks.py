@@ -1,15 +1,19 @@
 """Prefixes that routers of the group had confirmed on replicas: marks at some depths, in the order of their last use.
 
-Owns the marks of a prompt (`MarkedPrompt`), those of one replica by origin (`ReplicaMarks`), and those of all replicas
-with their bounds (`GroupPrefixes`). The prefix index has what went through this Router, with all blocks.
+Owns where a prompt has marks (`MarkedPrompt`), the marks of one replica by origin (`ReplicaMarks`), and those of all
+replicas with their bounds (`GroupPrefixes`). The prefix index has what went through this Router, with all blocks.
 
 Theory of operation. A mark is the hash of a whole prefix, so a prompt that has it at some depth shares all before it.
-It stands for the blocks since the mark before it, its parent, so the marks of a replica add up to the blocks of all
-routers there, each counted once. So a prompt that comes again is its deepest known mark, found from its end: a use
-steps through its parents, and adds what is new behind it. An engine evicts the least recently used blocks first,
-whoever used them, and the deepest of a prompt before those that lead to it. So marks beyond a replica's KV capacity are
-evicted, oldest leaf first, and what this Router's index has not used since is evicted with them: each Router alone
-would count on a whole cache of its own. A full table is no engine's: there those of other routers go first.
+It stands for the blocks since the mark before it, so the marks of a replica add up to the blocks of all routers there,
+each counted once. Marks that were always used together are one run, so a use of a prompt steps through the places where
+others part from it, and not through its marks. A prompt that comes again is its deepest known mark, found from its end;
+a report names that one and the new ones behind it, since all routers have heard of those before it. One that has not,
+as a router that has just joined, knows the named ones alone.
+
+An engine evicts the least recently used blocks first, whoever used them, and the deepest of a prompt before those that
+lead to it. So marks beyond a replica's KV capacity are evicted, oldest leaf first, and what this Router's index has not
+used since is evicted with them: each Router alone would count on a whole cache of its own. A full table is no engine's:
+there those of other routers go first.
 
 A mark's use has the tick of the index at that time. If a first token had confirmed it, here or at a peer, what the
 engine reports of it counts like a report on an own prefix (`InFlightTable`'s `Attempt.longest_confirmed`). A peer's
@@ -18,20 +22,17 @@ prompt that waits for its first token is expected there, as an own one is, and p
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Literal, TypeVar
 
-from gorgo.core.lru import Lru
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats
 from gorgo.core.peers.records import MAX_MARKS as MAX_MARKS_OF_A_PROMPT
-from gorgo.core.peers.records import MarkKind, PrefixMarks
 from gorgo.core.prefix.index import Origin, slots_of
-from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, NO_PREFIX, ConfirmedPrefix
+from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.prompt.fingerprint import marked_depths
 from gorgo.core.record import record
 
@@ -48,39 +49,16 @@ _Found = TypeVar("_Found")
 
 @record
 class MarkedPrompt:
-    """A prompt's marks: depths in blocks, ascending, and the hash at each; `every` has those of all depths.
-
-    The rest is as in its request.
-    """
+    """Where a prompt may have marks: `every` has the hashes of all depths. The rest is as in its request."""
 
     every: Sequence[int]
     block_tokens: float
     boundaries: Sequence[int]
-    depths: list[int]
-    words: list[int]
 
     @classmethod
     def of(cls, request: RouteRequest) -> MarkedPrompt:
         """Return the marks of a prompt; none without a full block."""
-        blocks = request.blocks
-        depths = marked_depths(len(blocks) // BLOCK_HASH_BYTES, request.block_tokens, request.boundaries)
-        every = memoryview(blocks).cast("Q")
-        words = [every[depth - 1] for depth in depths]
-        return cls(every, request.block_tokens, request.boundaries, depths, words)
-
-    def reported(self) -> MarkedPrompt:
-        """Return what a report names: of too many marks the shallowest and the deepest."""
-        if len(self.depths) <= MAX_MARKS_OF_A_PROMPT:
-            return self
-        deep = _SHALLOW_MARKS - MAX_MARKS_OF_A_PROMPT
-        depths = self.depths[:_SHALLOW_MARKS] + self.depths[deep:]
-        words = self.words[:_SHALLOW_MARKS] + self.words[deep:]
-        return MarkedPrompt(self.every, self.block_tokens, self.boundaries, depths, words)
-
-    def as_record(self, replica: str, model: str | None, kind: MarkKind) -> PrefixMarks:
-        """Return the record of these marks for a report."""
-        depths = () if kind == "withdrawn" else tuple(self.depths)
-        return PrefixMarks(replica, model, depths, struct.pack(f"<{len(self.words)}Q", *self.words), kind)
+        return cls(memoryview(request.blocks).cast("Q"), request.block_tokens, request.boundaries)
 
     def deepest(self, known: Mapping[int, _Found]) -> tuple[int, _Found | None]:
         """Return the deepest mark of any prompt that is `known`: its depth, 0 without one, and what is known of it.
@@ -94,6 +72,24 @@ class MarkedPrompt:
             depth -= 1
         return 0, None
 
+    def marks_from(self, depth: int) -> tuple[list[int], list[int]]:
+        """Return depths and hashes of the known mark at `depth`, 0 without one, and of those behind it."""
+        depths = [depth, *self.depths_behind(depth)] if depth else self.depths_behind(0)
+        return depths, self.words_at(depths)
+
+    def depths_behind(self, depth: int) -> list[int]:
+        """Return the depths of the marks behind `depth`, ascending: of too many the shallowest and the deepest."""
+        if depth == len(self.every):
+            return []
+        depths = marked_depths(len(self.every), self.block_tokens, self.boundaries, behind=depth)
+        most = MAX_MARKS_OF_A_PROMPT - 1  # beside the one at `depth`
+        return depths if len(depths) <= most else depths[:_SHALLOW_MARKS] + depths[_SHALLOW_MARKS - most :]
+
+    def words_at(self, depths: Iterable[int]) -> list[int]:
+        """Return the hashes at some depths."""
+        every = self.every
+        return [every[depth - 1] for depth in depths]
+
 
 # The marks of one replica, by origin, each origin in the order of use.
 
@@ -102,18 +98,21 @@ class MarkedPrompt:
 ORIGINS = (Origin.REMOTE, Origin.LOCAL)
 
 
-class Mark:
-    """One mark of one replica.
+class Run:
+    """Marks of one replica that were always used together: each begins with the one before it, the first with `parent`.
 
     `tick` and `used_s` are those of the last use; the time is infinite if no first token has confirmed it. All parents
-    of a `local` mark are local.
+    of a `local` run are local.
     """
 
-    __slots__ = ("children", "depth", "local", "parent", "tick", "used_s", "word")
+    __slots__ = ("children", "depths", "local", "parent", "tick", "used_s", "words")
 
-    def __init__(self, word: int, depth: int, parent: Mark | None, *, local: bool, tick: int, used_s: float) -> None:
-        self.word = word
-        self.depth = depth
+    def __init__(
+        self, depths: list[int], words: list[int], parent: Run | None, *, local: bool, tick: int, used_s: float
+    ) -> None:
+        #: Of each mark the depth in blocks, ascending, and the hash.
+        self.depths = depths
+        self.words = words
         self.parent = parent
         self.children = 0
         self.local = local
@@ -121,68 +120,49 @@ class Mark:
         self.used_s = used_s
 
     @property
-    def blocks(self) -> int:
-        """Return the blocks since the mark before it."""
-        return self.depth - (0 if self.parent is None else self.parent.depth)
+    def start(self) -> int:
+        """Return the depth of the mark before the first one."""
+        return 0 if self.parent is None else self.parent.depths[-1]
 
 
 class ReplicaMarks:
     """Marks by hash. One that this router confirmed is local, whoever uses it afterwards.
 
-    Every leaf is in the order of its origin; a mark with children is there where a prompt ended, and is dropped at the
+    Every leaf is in the order of its origin; a run with children is there where a prompt ended, and is dropped at the
     front.
     """
 
-    __slots__ = ("blocks", "local", "locals", "nodes", "remote")
+    __slots__ = ("blocks", "local", "locals", "remote", "runs")
 
     def __init__(self) -> None:
-        self.nodes: dict[int, Mark] = {}
-        self.remote: OrderedDict[Mark, int] = OrderedDict()
-        self.local: OrderedDict[Mark, int] = OrderedDict()
+        #: By the hash of each of its marks.
+        self.runs: dict[int, Run] = {}
+        self.remote: OrderedDict[Run, int] = OrderedDict()
+        self.local: OrderedDict[Run, int] = OrderedDict()
         #: Local marks, and the sum of blocks over all marks.
         self.locals = 0
         self.blocks = 0
 
     def __len__(self) -> int:
-        return len(self.nodes)
+        return len(self.runs)
 
     def of_origin(self, origin: Origin) -> int:
         """Return the number of marks of an origin."""
-        return self.locals if origin is Origin.LOCAL else len(self.nodes) - self.locals
+        return self.locals if origin is Origin.LOCAL else len(self.runs) - self.locals
 
     def use(
         self, depths: Sequence[int], words: Sequence[int], origin: Origin, *, tick: int, now: float
     ) -> Sequence[int]:
         """Add the marks of a prompt, the last one used last; return those that are new."""
-        nodes, local, known, count = self.nodes, origin is Origin.LOCAL, None, len(words)
-        while count and (known := nodes.get(words[count - 1])) is None:
+        runs, local, known, count = self.runs, origin is Origin.LOCAL, None, len(words)
+        while count and (known := runs.get(words[count - 1])) is None:
             count -= 1
-        # A long prompt steps through a hundred parents: no step asks what is the same for all of them.
-        mark = known
-        if now < inf:
-            while mark is not None:
-                mark.tick = tick
-                mark.used_s = now
-                mark = mark.parent
-        else:  # One that is only sent proves nothing, and takes no proof away.
-            while mark is not None:
-                mark.tick = tick
-                mark = mark.parent
-        mark = known
-        while local and mark is not None and not mark.local:
-            mark.local = True
-            self.locals += 1
-            self.remote.pop(mark, None)
-            mark = mark.parent
+        if known is not None and known.words[-1] != words[count - 1]:
+            known = self._split(known, words[count - 1])
+        self._touch(known, tick, now, local=local)
         last, new = known, words[count:]
-        for word, depth in zip(new, depths[count:], strict=True):
-            nodes[word] = mark = Mark(word, depth, last, local=local, tick=tick, used_s=now)
-            if last is not None:
-                last.children += 1
-            self.blocks += mark.blocks
-            last = mark
-        if local:
-            self.locals += len(new)
+        if new:
+            last = self._append(known, list(depths[count:]), list(new), local=local, tick=tick, now=now)
         if last is not None:
             order = self.local if last.local else self.remote
             order[last] = tick
@@ -202,57 +182,111 @@ class ReplicaMarks:
         """Remove and return the oldest leaf of an origin."""
         tick = self._oldest_of(origin)
         assert tick is not None, "where there are marks, one is a leaf"
-        mark, _ = self._order(origin).popitem(last=False)
-        self._remove(mark, tick)
-        return mark.word
+        run = next(iter(self._order(origin)))
+        word = run.words[-1]
+        self._remove_last(run, tick)
+        return word
 
     def withdraw(self, word: int) -> bool:
         """Remove a leaf of other routers that no first token confirmed; return whether there was one."""
-        mark = self.nodes.get(word)
-        if mark is None or mark.children or mark.used_s < inf:
+        run = self.runs.get(word)
+        if run is None or run.local or run.children or run.used_s < inf or run.words[-1] != word:
             return False
-        self.remote.pop(mark, None)
-        self._remove(mark, mark.tick)
+        self._remove_last(run, run.tick)
         return True
 
     def check(self) -> None:
         """Assert the sums, the parents, and the order of use."""
-        children = Counter(mark.parent for mark in self.nodes.values())
-        assert self.blocks == sum(mark.blocks for mark in self.nodes.values())
-        assert self.locals == sum(mark.local for mark in self.nodes.values())
-        for word, mark in self.nodes.items():
-            assert mark.word == word
-            assert mark.children == children[mark]
-            assert mark.parent is None or self.nodes[mark.parent.word] is mark.parent, "a mark has all before it"
-            assert not mark.local or mark.parent is None or mark.parent.local
-            assert mark.children or mark in (self.local if mark.local else self.remote), "every leaf can be evicted"
+        runs = set(self.runs.values())
+        children = Counter(run.parent for run in runs)
+        assert self.blocks == sum(run.depths[-1] - run.start for run in runs)
+        assert self.locals == sum(len(run.words) for run in runs if run.local)
+        assert len(self.runs) == sum(len(run.words) for run in runs)
+        for run in runs:
+            assert all(self.runs[word] is run for word in run.words)
+            assert [run.start, *run.depths] == sorted({run.start, *run.depths}), "depths ascend"
+            assert run.children == children[run]
+            assert run.parent is None or run.parent in runs, "a mark has all before it"
+            assert not run.local or run.parent is None or run.parent.local
+            assert run.children or run in self._order_of(run), "every leaf can be evicted"
         for order, local in ((self.remote, False), (self.local, True)):
-            assert all(self.nodes[mark.word] is mark and mark.local is local for mark in order)
+            assert all(run in runs and run.local is local for run in order)
             assert list(order.values()) == sorted(order.values()), "marks are in order of use"
 
-    def _order(self, origin: Origin) -> OrderedDict[Mark, int]:
+    def _touch(self, run: Run | None, tick: int, now: float, *, local: bool) -> None:
+        """Use a run and all before it."""
+        while run is not None:
+            run.tick = tick
+            if now < inf:  # One that is only sent proves nothing, and takes no proof away.
+                run.used_s = now
+            if local and not run.local:
+                run.local = True
+                self.locals += len(run.words)
+                self.remote.pop(run, None)
+            run = run.parent
+
+    def _append(
+        self, known: Run | None, depths: list[int], words: list[int], *, local: bool, tick: int, now: float
+    ) -> Run:
+        """Add marks behind a run, or without one; return the run that has them."""
+        start = 0 if known is None else known.depths[-1]
+        if known is None or known.children or known.local is not local or known.used_s != now:
+            run = Run(depths, words, known, local=local, tick=tick, used_s=now)
+            if known is not None:
+                known.children += 1
+        else:
+            run = known
+            run.depths += depths
+            run.words += words
+        for word in words:
+            self.runs[word] = run
+        self.blocks += depths[-1] - start
+        if local:
+            self.locals += len(words)
+        return run
+
+    def _split(self, run: Run, word: int) -> Run:
+        """Part a run behind one of its marks; return the new run up to it."""
+        count = run.words.index(word) + 1
+        upper = Run(
+            run.depths[:count], run.words[:count], run.parent, local=run.local, tick=run.tick, used_s=run.used_s
+        )
+        upper.children, run.parent = 1, upper
+        del run.depths[:count], run.words[:count]
+        for each in upper.words:
+            self.runs[each] = upper
+        return upper
+
+    def _order(self, origin: Origin) -> OrderedDict[Run, int]:
         return self.local if origin is Origin.LOCAL else self.remote
+
+    def _order_of(self, run: Run) -> OrderedDict[Run, int]:
+        return self.local if run.local else self.remote
 
     def _oldest_of(self, origin: Origin) -> int | None:
         """Return the tick of the oldest leaf of an origin, and bring it to the front."""
         order = self._order(origin)
         while order:
-            mark = next(iter(order))
-            if not mark.children:
-                return order[mark]
-            del order[mark]
+            run = next(iter(order))
+            if not run.children:
+                return order[run]
+            del order[run]
         return None
 
-    def _remove(self, mark: Mark, tick: int) -> None:
-        """Remove a leaf that is in no order. Its parent was used with it, at `tick`, if it is a leaf now."""
-        del self.nodes[mark.word]
-        self.blocks -= mark.blocks
-        self.locals -= mark.local
-        parent = mark.parent
+    def _remove_last(self, run: Run, tick: int) -> None:
+        """Remove the last mark of a run without children. A parent that has none then was used with it, at `tick`."""
+        del self.runs[run.words.pop()]
+        self.locals -= run.local
+        depth = run.depths.pop()
+        self.blocks -= depth - (run.depths[-1] if run.depths else run.start)
+        if run.depths:
+            return
+        del self._order_of(run)[run]
+        parent = run.parent
         if parent is None:
             return
         parent.children -= 1
-        order = self.local if parent.local else self.remote
+        order = self._order_of(parent)
         if parent.children or order.get(parent, -1) >= tick:
             return
         order.pop(parent, None)
@@ -264,13 +298,18 @@ class ReplicaMarks:
             order[parent] = max(tick, order[next(reversed(order))])
 
 
+def used_before(depth: int, run: Run | None, time_s: float) -> ConfirmedPrefix:
+    """Return the deepest prefix up to a mark of `run` at `depth` that was last used before a time."""
+    while run is not None and run.used_s >= time_s:
+        depth, run = run.start, run.parent
+    return NO_PREFIX if run is None else ConfirmedPrefix(depth, run.tick)
+
+
 #: Why marks are evicted: the replica's KV capacity, the bound of all marks, or an engine that no longer had one.
 Cause = Literal["capacity", "table", "report"]
 
 #: Marks in all: some 400 bytes each.
 MAX_MARKS = 400_000
-#: Prompts whose marks are remembered from their decision to their first token.
-_MAX_PROMPTS = 256
 
 
 class GroupPrefixes:
@@ -280,8 +319,8 @@ class GroupPrefixes:
     -------
     >>> import numpy as np
     >>> marks = GroupPrefixes()
-    >>> peers = PrefixMarks("a", None, (1, 2), b"block--1block--2")
-    >>> marks.use(1, peers.blocks, peers.words, Origin.REMOTE, tick=2, now=0.0, capacity_blocks=None)
+    >>> words = memoryview(b"block--1block--2").cast("Q")
+    >>> marks.use(1, (1, 2), words, Origin.REMOTE, tick=2, now=0.0, capacity_blocks=None)
     0
     >>> request = RouteRequest("r", 0.0, 800, blocks=b"block--1block--2block--3", block_tokens=256.0, prefix_hash=0)
     >>> marks.raise_matches(np.array([0.0, 0.0]), request).tolist()
@@ -298,52 +337,43 @@ class GroupPrefixes:
         self._residents: dict[int, int] = {}
         self._replicas: dict[int, ReplicaMarks] = {}
         self._all_slots = 0
-        self._prompts = Lru[bytes, MarkedPrompt](_MAX_PROMPTS)
 
     def __len__(self) -> int:
         return self.marks.total()
 
-    def prompt_of(self, request: RouteRequest) -> MarkedPrompt:
-        """Return the marks of a prompt."""
-        known = self._prompts.get(request.blocks)
-        if known is None or known.block_tokens != request.block_tokens or known.boundaries != request.boundaries:
-            known = MarkedPrompt.of(request)
-            self._prompts.put(request.blocks, known)
-        return known
-
     def raise_matches(self, matched: Floats, request: RouteRequest) -> Floats:
-        """Return `matched` tokens per slot, or more where a mark of the prompt is deeper."""
-        residents, left, raised = self._residents, self._all_slots & ((1 << len(matched)) - 1), matched
+        """Return `matched` tokens per slot, or more where a mark of the prompt is deeper.
+
+        Of the deepest one those before it are the prompt's too, and another replica has the first ones of them.
+        """
+        residents, left = self._residents, self._all_slots & ((1 << len(matched)) - 1)
         if not residents or not left or request.prompt_tokens < LEAST_TOKENS:
             return matched
-        prompt = self.prompt_of(request)
+        prompt, raised = MarkedPrompt.of(request), matched
         depth, found = prompt.deepest(residents)
-        count = bisect_left(prompt.depths, depth)
-        while found is not None or count:
-            found = (found or 0) & left
-            if found:
+        depths, words, count = list[int](), list[int](), 0
+        while found:
+            for slot in slots_of(found & left):
                 tokens = depth * request.block_tokens
-                for slot in slots_of(found):
-                    if raised.item(slot) < tokens:
-                        if raised is matched:
-                            raised = matched.copy()
-                        raised[slot] = tokens
-                left &= ~found
-                if not left:
-                    break
+                if raised.item(slot) < tokens:
+                    if raised is matched:
+                        raised = matched.copy()
+                    raised[slot] = tokens
+            if not (left := left & ~found):
+                break
+            if not words:
+                depths, words = self._marks_up_to(prompt.every[depth - 1], found)
+                count = len(words)
+            count = bisect_left(words, 1, 0, count, key=lambda word: not residents[word] & left)
             if not count:
                 break
-            count -= 1
-            depth, found = prompt.depths[count], residents.get(prompt.words[count])
+            depth, found = depths[count - 1], residents[words[count - 1]]
         return raised
 
-    def last_used(self, slot: int, prompt: MarkedPrompt, *, before_s: float) -> ConfirmedPrefix:
-        """Return the deepest mark of a prompt on `slot` that was last used before a time."""
+    def deepest(self, slot: int, prompt: MarkedPrompt) -> tuple[int, Run | None]:
+        """Return the depth of the deepest mark of a prompt on `slot`, 0 without one, and its run."""
         replica = self._replicas.get(slot)
-        mark = None if replica is None else prompt.deepest(replica.nodes)[1]
-        while mark is not None and mark.used_s >= before_s:
-            mark = mark.parent
-        return NO_PREFIX if mark is None else ConfirmedPrefix(mark.depth, mark.tick)
+        return (0, None) if replica is None else prompt.deepest(replica.runs)
 
     def use(
         self,
@@ -361,15 +391,18 @@ class GroupPrefixes:
         Return the tick before which nothing that was used on the replica is left; 0 if nothing was evicted for its
         capacity.
         """
-        replica = self._replicas.setdefault(slot, ReplicaMarks())
+        replica = self._replicas.get(slot)
+        if replica is None:
+            replica = self._replicas[slot] = ReplicaMarks()
         bit, residents, local = 1 << slot, self._residents, replica.locals
         new = replica.use(depths, words, origin, tick=tick, now=now)
         for word in new:
             residents[word] = residents.get(word, 0) | bit
         more_local = replica.locals - local
-        self.marks[Origin.LOCAL] += more_local
-        self.marks[Origin.REMOTE] += len(new) - more_local
-        self._all_slots |= bit
+        if new or more_local:
+            self.marks[Origin.LOCAL] += more_local
+            self.marks[Origin.REMOTE] += len(new) - more_local
+            self._all_slots |= bit
         oldest = 0
         while capacity_blocks is not None and replica.blocks > capacity_blocks:
             first = replica.oldest()
@@ -402,7 +435,7 @@ class GroupPrefixes:
         A peer names marks of about one age that are evicted. Some may have been used again since.
         """
         replica = self._replicas.get(slot)
-        ticks = sorted(mark.tick for word in words if replica and (mark := replica.nodes.get(word)))
+        ticks = sorted(run.tick for word in words if replica and (run := replica.runs.get(word)))
         return ticks[len(ticks) // 2] if ticks else 0
 
     def flush(self, slot: int | None = None) -> None:
@@ -411,7 +444,7 @@ class GroupPrefixes:
             replica = self._replicas.pop(each, ReplicaMarks())
             for origin in ORIGINS:
                 self.marks[origin] -= replica.of_origin(origin)
-            for word in replica.nodes:
+            for word in replica.runs:
                 self._leave(word, each)
             self._all_slots &= ~(1 << each)
 
@@ -432,7 +465,17 @@ class GroupPrefixes:
             assert self.marks[origin] == sum(self.marks_of(slot, origin) for slot in self._replicas)
         for slot, replica in self._replicas.items():
             replica.check()
-            assert all(self._residents[word] & 1 << slot for word in replica.nodes)
+            assert all(self._residents[word] & 1 << slot for word in replica.runs)
+
+    def _marks_up_to(self, word: int, residents: int) -> tuple[list[int], list[int]]:
+        """Return depths and hashes of a mark and of those before it, as one of its replicas has them."""
+        run = self._replicas[residents.bit_length() - 1].runs[word]
+        count = run.words.index(word) + 1
+        depths, words = run.depths[:count], run.words[:count]
+        while (parent := run.parent) is not None:
+            run = parent
+            depths[:0], words[:0] = run.depths, run.words
+        return depths, words
 
     def _evict_for_table(self, slot: int) -> None:
         """Evict a mark of another router if there is one: of `slot`, unless it has less than its share."""

@@ -394,27 +394,25 @@ def depths_of(full_blocks: int, block_tokens: float) -> tuple[int, ...]:
     return grid[: bisect_right(grid, full_blocks)]
 
 
-def marked_depths(full_blocks: int, block_tokens: float, boundaries: Sequence[int]) -> list[int]:
+def marked_depths(full_blocks: int, block_tokens: float, boundaries: Sequence[int], *, behind: int = 0) -> list[int]:
     """Return the depths that routers name to each other, ascending: ends of messages, every 512 tokens, the last block.
 
-    Prompts mostly share whole messages; those that share the beginning of a long one lose less than 512 tokens of it.
-    One without known messages has the depths of routes.
+    Those up to `behind` are left out. Prompts mostly share whole messages; those that share the beginning of a long one
+    lose less than 512 tokens of it. One without known messages has the depths of routes.
 
     Example
     -------
     >>> marked_depths(20, block_tokens=64.0, boundaries=(200, 1000))
     [3, 8, 15, 16, 20]
+    >>> marked_depths(20, block_tokens=64.0, boundaries=(200, 1000), behind=8)
+    [15, 16, 20]
     """
-    if boundaries:
-        depths = {int(end / block_tokens) for end in boundaries}
-        coarse = _grid(max(1, round(STEP_TOKENS / block_tokens)), _COARSE)
-        depths.update(coarse[: bisect_right(coarse, full_blocks)])
-    else:
-        depths = set(depths_of(full_blocks, block_tokens))
+    grid = _grid(max(1, round(STEP_TOKENS / block_tokens)), _COARSE if boundaries else 1)
+    depths = set(grid[bisect_right(grid, behind) : bisect_right(grid, full_blocks)])
+    depths.update([int(end / block_tokens) for end in boundaries[bisect_left(boundaries, behind * block_tokens) :]])
     depths.add(full_blocks)
-    depths.discard(0)
     found = sorted(depths)
-    return found[: bisect_right(found, full_blocks)]
+    return found[bisect_right(found, behind) : bisect_right(found, full_blocks)]
 
 
 @lru_cache(maxsize=_MAX_GRIDS)

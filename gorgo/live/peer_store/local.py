@@ -87,7 +87,6 @@ class LocalPeers:
         self._woken = asyncio.Event()
         #: Member by worker.
         self._members: dict[int, str] = {}
-        gateway.on_dispatch.append(lambda _: self._woken.set())
         gateway.before_decision, gateway.after_event = self.read_reports, self._woken.set
         link.on_ended.append(self._forget)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.core.peers.codec import MAX_BYTES, decode_report, encode_report
-from gorgo.core.peers.marks import GroupPrefixes, MarkedPrompt
+from gorgo.core.peers.marks import GroupPrefixes, MarkedPrompt, used_before
 from gorgo.core.peers.records import (
     MARK_KINDS,
     MAX_COUNT,
@@ -212,9 +215,9 @@ def word_of(block: bytes) -> int:
 def test_the_deepest_mark_of_a_prompt_counts_for_each_replica() -> None:
     marks = GroupPrefixes()
     add(marks, 0, PROMPT, 1, 3)
-    add(marks, 2, PROMPT, 2)
-    assert matched(marks) == [3.0, 0.0, 2.0]
-    assert matched(marks, blocks_of(1, 9)) == [1.0, 0.0, 0.0]
+    add(marks, 2, PROMPT, 1)
+    assert matched(marks) == [3.0, 0.0, 1.0]
+    assert matched(marks, blocks_of(1, 9)) == [1.0, 0.0, 1.0]
 
 
 def test_a_mark_never_lowers_what_the_index_has() -> None:
@@ -267,9 +270,12 @@ def test_a_full_cache_tells_the_tick_before_which_nothing_is_left() -> None:
 def test_a_prompt_is_found_by_marks_that_were_used_before_a_time() -> None:
     marks = GroupPrefixes()
     add(marks, 0, PROMPT, 2, tick=4)
+    add(marks, 0, PROMPT, 2, 3, tick=6)
     prompt = MarkedPrompt.of(a_request(blocks=PROMPT))
-    assert marks.last_used(0, prompt, before_s=5.0) == (2, 4)
-    assert marks.last_used(0, prompt, before_s=4.0) == marks.last_used(1, prompt, before_s=5.0) == NO_PREFIX
+    known = marks.deepest(0, prompt)
+    assert (known[0], marks.deepest(1, prompt)) == (3, (0, None))
+    assert used_before(*known, 7.0) == (3, 6)
+    assert used_before(*known, 6.0) == used_before(0, None, 7.0) == NO_PREFIX
 
 
 def test_a_full_table_evicts_of_the_replica_that_gets_more_than_its_share() -> None:
@@ -354,3 +360,91 @@ def test_every_invariant_holds_after_any_reports(steps: list[tuple[int, list[int
             depths, origin = range(1, len(words) + 1), (Origin.LOCAL if kind == 2 else Origin.REMOTE)
             add(marks, slot, blocks, *depths, capacity=capacity or None, tick=tick, origin=origin)
         marks.check()
+
+
+class NaiveMarks:
+    """Twin of a replica's marks: an entry for each, and a use steps through all before it."""
+
+    def __init__(self) -> None:
+        #: By mark: the one before it, tick and time of the last use, and depth.
+        self.marks: dict[int, tuple[int | None, int, float, int]] = {}
+
+    def use(self, depths: Sequence[int], words: Sequence[int], *, tick: int, now: float) -> None:
+        known = max((place for place, word in enumerate(words) if word in self.marks), default=-1)
+        before = word = words[known] if known >= 0 else None
+        while word is not None:
+            parent, _, used_s, depth = self.marks[word]
+            self.marks[word] = parent, tick, used_s if now == inf else now, depth
+            word = parent
+        for depth, word in list(zip(depths, words, strict=True))[known + 1 :]:
+            self.marks[word] = before, tick, now, depth
+            before = word
+
+    def evict_older(self, before: int) -> list[int]:
+        evicted: list[int] = []
+        while leaves := self.marks.keys() - {parent for parent, *_ in self.marks.values()}:
+            oldest = min(leaves, key=lambda word: self.marks[word][1])
+            if self.marks[oldest][1] >= before:
+                break
+            del self.marks[oldest]
+            evicted.append(oldest)
+        return evicted
+
+    def used_before(self, word: int | None, time_s: float) -> tuple[int, int]:
+        while word is not None and self.marks[word][2] >= time_s:
+            word = self.marks[word][0]
+        return (0, 0) if word is None else (self.marks[word][3], self.marks[word][1])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["confirmed", "sent", "evicted"]),
+            st.lists(st.integers(0, 2), min_size=1, max_size=5),
+            st.sets(st.integers(1, 5)),
+            st.integers(0, 40),
+        ),
+        max_size=40,
+    )
+)
+def test_runs_of_marks_are_used_and_evicted_as_single_marks_are(
+    steps: list[tuple[str, list[int], set[int], int]],
+) -> None:
+    marks, twin = GroupPrefixes(), NaiveMarks()
+    for tick, (kind, numbers, some, before) in enumerate(steps):
+        blocks = blocks_of(*numbers)
+        prompt = MarkedPrompt.of(a_request(blocks=blocks))
+        if kind == "evicted":
+            assert marks.evict_older(0, before=before) == twin.evict_older(before)
+        else:
+            depths = sorted(depth for depth in some | {len(numbers)} if depth <= len(numbers))
+            words, now = prompt.words_at(depths), float(tick) if kind == "confirmed" else inf
+            marks.use(0, depths, words, Origin.REMOTE, tick=tick, now=now, capacity_blocks=None)
+            twin.use(depths, words, tick=tick, now=now)
+        marks.check()
+        depth, run = marks.deepest(0, prompt)
+        found = max((place for place, word in enumerate(prompt.every, 1) if word in twin.marks), default=0)
+        assert depth == found
+        word = prompt.every[found - 1] if found else None
+        for time_s in (0.0, tick / 2, inf):
+            assert used_before(depth, run, time_s) == twin.used_before(word, time_s)
+        assert len(marks) == len(twin.marks)
+
+
+def test_another_replica_has_the_first_marks_of_the_one_that_has_most() -> None:
+    marks, prompt = GroupPrefixes(), blocks_of(*range(30))
+    add(marks, 0, prompt, *range(1, 31))
+    add(marks, 1, prompt, *range(1, 18))
+    add(marks, 2, prompt, *range(1, 4))
+    assert matched(marks, prompt) == [30.0, 17.0, 3.0]
+    assert matched(marks, prompt, own=(0.0, 20 * 64.0, 0.0)) == [30.0, 20.0, 3.0]
+
+
+def test_of_a_prompt_whose_last_block_is_known_that_one_alone_is_named() -> None:
+    request = replace(a_request(blocks=blocks_of(*range(20)), prompt_tokens=1280), boundaries=(200, 1000, 1280))
+    prompt = MarkedPrompt.of(request)
+    assert [prompt.marks_from(depth)[0] for depth in (0, 8, 20)] == [[3, 8, 15, 16, 20], [8, 15, 16, 20], [20]]
+    long = replace(request, blocks=blocks_of(*range(300)), boundaries=tuple(range(64, 64 * 301, 64)))
+    named, words = MarkedPrompt.of(long).marks_from(50)
+    assert (named[:3], named[31:35], named[-1]) == ([50, 51, 52], [81, 82, 238, 239], 300)
+    assert len(named) == len(words) == MAX_MARKS

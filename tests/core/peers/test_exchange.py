@@ -233,8 +233,8 @@ def test_a_prompt_that_ends_before_its_first_token_is_expected_no_longer() -> No
 
 def test_marks_are_where_messages_end_and_every_512_tokens() -> None:
     first, second = group("a", "b")
-    blocks = blocks_of(*range(20))
     for number, boundaries in enumerate(((), (200, 1000, 1280))):
+        blocks = blocks_of(number, *range(19))
         request = replace(a_request(f"r{number}", blocks=blocks, prompt_tokens=1280), boundaries=boundaries)
         first.on_first_token(dispatched(submitted(first, request, now=0.0)).attempt_id, now=1.0)
     even, by_message = first.peers.report(now=1.1).prefixes
@@ -244,6 +244,29 @@ def test_marks_are_where_messages_end_and_every_512_tokens() -> None:
     branch = a_request("branch", blocks=blocks[: 8 * 15] + blocks_of(99, 98, 97), prompt_tokens=1150)
     dispatch = dispatched(submitted(second, branch, now=9.0))
     assert (dispatch.replica, dispatch.decision.estimated_cached_tokens) == (by_message.replica, 15 * 64)
+
+
+def test_a_next_turn_is_named_by_the_deepest_mark_that_all_know_and_those_behind_it() -> None:
+    first, second, joined = group("a", count=3)
+    turns = [blocks_of(*range(count)) for count in (20, 40)]
+    for number, blocks in enumerate(turns):
+        tokens = 32 * len(blocks)
+        request = replace(
+            a_request(f"r{number}", blocks=blocks, prompt_tokens=tokens), boundaries=(100, tokens), block_tokens=32.0
+        )
+        first.on_first_token(dispatched(submitted(first, request, now=float(number))).attempt_id, now=number + 0.5)
+    report = first.peers.report(now=2.0)
+    assert [marks.blocks for marks in report.prefixes] == [(3, 16, 20), (20, 32, 40)]
+    second.peers.on_report(report, now=2.0)
+    joined.peers.on_report(PeerReport(report.router, 9, KEY, prefixes=report.prefixes[1:]), now=2.0)
+    for number, (router, shared, found) in enumerate(
+        ((second, 17, 16), (joined, 17, 0), (second, 30, 20), (joined, 30, 20))
+    ):
+        blocks = turns[1][: 8 * shared] + blocks_of(*range(99, 69, -1))
+        like = replace(a_request(f"like{number}", blocks=blocks, prompt_tokens=1280), block_tokens=32.0)
+        decision = dispatched(submitted(router, like, now=9.0)).decision
+        assert decision.estimated_cached_tokens == 32 * found
+        router.check()
 
 
 def test_what_was_reported_once_is_not_reported_again() -> None:
