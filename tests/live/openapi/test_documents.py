@@ -304,7 +304,8 @@ CALLS: list[tuple[str, str, str, dict[str, Any] | None, int]] = [
 
 def described_as(path: str) -> str:
     """The path of the document that has parameters in the place of names."""
-    return next(each for each in ADMIN["paths"] if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), path))
+    paths: list[str] = list(ADMIN["paths"])
+    return next(each for each in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), path))
 
 
 async def test_admin_answers_are_described(fleet: Running) -> None:
