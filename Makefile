@@ -44,8 +44,9 @@ check: $(READY)  ## ruff, mypy strict, import-linter
 test-system: $(READY) ## tests that need apt, root or many minutes; says what it skipped
 	$(BIN)/python -m pytest -m system -rs $(ARGS)
 
-test-postgres: $(READY) ## tests of history and leader on a PostgreSQL server of the distribution's package
-	GORGO_TEST_POSTGRES=1 $(BIN)/python -m pytest -rs tests/tuner/history tests/tuner/leader $(ARGS)
+POSTGRES := tests/tuner/history tests/tuner/leader tests/tuner/sidecar/group/test_group_processes.py
+test-postgres: $(READY) ## tests of history, leader and a group of tuners on a PostgreSQL server of the distribution's package
+	GORGO_TEST_POSTGRES=1 $(BIN)/python -m pytest -rs -m "system or not system" $(POSTGRES) $(ARGS)
 
 terraform-check: $(READY) ## every check of terraform/ in a table: ran, or not and why; minutes
 	@$(BIN)/python -m tests.terraform

@@ -48,7 +48,8 @@ class Environment:
             raise InstallError(f"pip {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-1500:]}")
 
     def run(self, *arguments: str) -> str:
-        return subprocess.run([str(self.python), *arguments], check=True, capture_output=True, text=True).stdout
+        """Return what it prints. What it complains of is for the reader of this process."""
+        return subprocess.run([str(self.python), *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def installed(name: str, wanted: Sequence[str], *, alone: Sequence[str] = ()) -> Environment:

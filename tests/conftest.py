@@ -36,8 +36,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-    """Below all reasons, one line says how many tests were skipped and which commands run them."""
+    """Below all reasons, one line says how many tests were skipped, and in part, and which commands run them."""
     yield
-    line = left_out(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    found = terminalreporter.stats
+    line = left_out(
+        (report.longrepr[2] for report in found.get("skipped", [])),
+        (report.message for report in found.get("warnings", [])),
+    )
     if line is not None:
         terminalreporter.write_line(line, yellow=True)

@@ -310,11 +310,12 @@ async def _break(scene: Scene, fault: str) -> Any:
 
 async def _load(session: aiohttp.ClientSession, url: str, begins_s: float, plan: Plan) -> list[Seen]:
     """Send requests at an even pace; times count from the beginning of the fault."""
-    due_s, tasks = begins_s - plan.before_s, []
-    while due_s < begins_s + plan.fault_s + plan.after_s:
+    tasks = []
+    # By number: a sum of a thousand intervals ends before or after the last one, as its rounding has it.
+    for number in range(round((plan.before_s + plan.fault_s + plan.after_s) * plan.per_s)):
+        due_s = begins_s - plan.before_s + number / plan.per_s
         await asyncio.sleep(due_s - monotonic())
         tasks.append(asyncio.create_task(_ask(session, url, due_s, begins_s)))
-        due_s += 1 / plan.per_s
     return await asyncio.gather(*tasks)
 
 

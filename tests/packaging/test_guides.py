@@ -162,13 +162,13 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.system
-@pytest.mark.filterwarnings("default::UserWarning")
+@pytest.mark.filterwarnings("default:NOT RUN")
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
 def test_a_guide_prints_what_it_says(guide: Path, clone: Path, tmp_path: Path) -> None:
     todo = steps(guide.read_text())
     left_out = [step for step in todo if step.missing()]
     for step in left_out:
-        warnings.warn(f"{guide.name}, line {step.line} NOT RUN: needs {', '.join(step.missing())}", stacklevel=1)
+        warnings.warn(f"NOT RUN: {guide.name}, line {step.line} needs {', '.join(step.missing())}", stacklevel=1)
     (tmp_path / "records").mkdir()
     done = run(
         [step for step in todo if step not in left_out],

@@ -158,10 +158,12 @@ def test_every_command_explains_itself(gorgo: Shell) -> None:
 
 @pytest.mark.system
 def test_every_module_can_be_imported(clean: Environment, tmp_path: Path) -> None:
-    """But for those of an extra, which name it."""
+    """But for those of an extra: they name one that the wheel has, or are imported by what has asked for theirs."""
     script = """
-import importlib, json, pkgutil, gorgo, tuner
-missing = {}
+import importlib, importlib.metadata, json, pkgutil, gorgo, tuner
+from gorgo.errors import MissingExtra
+
+missing, refusals = {}, {}
 for package in (gorgo, tuner):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):
@@ -169,10 +171,15 @@ for package in (gorgo, tuner):
                 importlib.import_module(module.name)
             except ModuleNotFoundError as error:
                 missing.setdefault(error.name.split(".")[0], []).append(module.name)
-print(json.dumps(missing))
+            except MissingExtra as error:
+                refusals[module.name] = str(error)
+print(json.dumps([missing, refusals, importlib.metadata.metadata("gorgo-router").get_all("Provides-Extra")]))
 """
-    missing = json.loads(clean.run("-c", script))
+    missing, refusals, extras = json.loads(clean.run("-c", script))
     assert set(missing) <= {"matplotlib", "jinja2", "opentelemetry", "psycopg"}, missing
+    named = {re.sub(r".*pip install 'gorgo-router\[(\w+)\]'", r"\1", said) for said in refusals.values()}
+    assert named == {"dns", "picker"}, refusals
+    assert named <= set(extras)
 
 
 @pytest.mark.system

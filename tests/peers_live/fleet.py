@@ -35,10 +35,9 @@ from tests.overload.fleet import PROBE_INTERVAL_S, ROOT_CONFIG
 TOKEN = secrets.token_hex(16)
 #: A router with records of another version: as the next one might have them.
 OTHER_FORMAT = "import gorgo.core.peers.records as records; records.FORMAT += 1"
-#: Routers of hosts whose clocks are five seconds off.
+#: Routers of hosts whose clocks are five seconds off: of the whole process, before a module takes the function.
 CLOCK_AHEAD, CLOCK_BEHIND = (
-    f"import gorgo.live.event_loop as clock; real = clock.time; clock.time = lambda: real() {off_s:+.1f}"
-    for off_s in (5.0, -5.0)
+    f"import time as clock; real = clock.time; clock.time = lambda: real() {off_s:+.1f}" for off_s in (5.0, -5.0)
 )
 _SERVE = "\nfrom gorgo.cli import main; main()"
 #: For a process to say that it listens; the cores are shared.

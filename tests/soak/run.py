@@ -111,6 +111,7 @@ class _Run:
         host, port = self._start()
         load = Load(host, port, self._keys)
         try:
+            await self._until_served(f"http://{host}:{port}")
             fresh = await self._look()
             self._tell(f"{plan.streams} slow streams")
             async with asyncio.timeout(STREAMS_S_MAX):
@@ -168,6 +169,12 @@ class _Run:
         found = self._processes.wait_for_line("serve", r"listening on http://(\S+):(\d+) \(admin (http://\S+)\)")
         self._admin = found[3]
         return found[1], int(found[2])
+
+    async def _until_served(self, data: str) -> None:
+        """Wait for an answer of each listener: the line that names them comes before the tasks that serve them."""
+        async with httpx.AsyncClient() as http:
+            for url in (data, self._admin):
+                await http.get(f"{url}/health", timeout=LOOK_S_MAX)
 
     @property
     def _proxy(self) -> int:

@@ -275,13 +275,16 @@ CALLS: list[tuple[str, str, str, dict[str, Any] | None, int]] = [
     ("GET", "/admin/samples", "?after=x", None, 400),
     ("GET", "/admin/decisions", "?limit=2&replica=r0", None, 200),
     ("GET", "/admin/decisions", "?limit=all", None, 400),
-    ("GET", "/admin/decisions/{request_id}", "", None, 404),
+    ("GET", "/admin/decisions/unknown", "", None, 404),
+    ("GET", "/admin/decisions/asked", "", None, 200),
     ("POST", "/admin/replicas", "", {"name": "w", "region": "here", "url": "http://127.0.0.1:1"}, 201),
     ("POST", "/admin/replicas", "", {"name": "w", "region": "here", "url": "http://127.0.0.1:1"}, 200),
     ("POST", "/admin/replicas", "", {"name": "w"}, 400),
     ("POST", "/admin/replicas", "", {"name": "r0", "region": "here", "url": "http://127.0.0.1:1"}, 409),
-    ("DELETE", "/admin/replicas/{name}", "", None, 404),
-    ("POST", "/admin/replicas/{name}/drain", "", {"drain": True}, 404),
+    ("POST", "/admin/replicas/unknown/drain", "", {"drain": True}, 404),
+    ("POST", "/admin/replicas/w/drain", "", {"drain": True, "move": True}, 200),
+    ("DELETE", "/admin/replicas/unknown", "", None, 404),
+    ("DELETE", "/admin/replicas/w", "", None, 202),
     ("POST", "/admin/flush", "", None, 200),
     ("POST", "/admin/reload", "", None, 409),
     ("POST", "/internal/sync", "", {}, 401),
@@ -299,16 +302,25 @@ CALLS: list[tuple[str, str, str, dict[str, Any] | None, int]] = [
 ]
 
 
+def described_as(path: str) -> str:
+    """The path of the document that has parameters in the place of names."""
+    paths: list[str] = list(ADMIN["paths"])
+    return next(each for each in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), path))
+
+
 async def test_admin_answers_are_described(fleet: Running) -> None:
-    await fleet.client.post("/v1/chat/completions", content=chat())
+    await fleet.client.post("/v1/chat/completions", content=chat(), headers={"x-request-id": "asked"})
     for method, path, query, body, status in CALLS:
-        url = re.sub("{.*}", "unknown", path) + query
+        url, place = path + query, described_as(path)
         sent: dict[str, Any] = {"data": body} if "login" in path else {"json": body} if body is not None else {}
         response = await fleet.admin.request(method, url, **sent)
         assert response.status_code == status, (method, url, response.text)
-        check(ADMIN, response, path)
+        check(ADMIN, response, place)
+        if status < 300 and "json" in sent:
+            schema = ADMIN["paths"][place][method.lower()]["requestBody"]["content"]["application/json"]["schema"]
+            assert set(sent["json"]) <= set(resolve(ADMIN, schema)["properties"]), "what is taken is described"
         if "/page" not in path and path != "/":
             refused = await fleet.admin.request(method, url, headers={"authorization": "Bearer no"})
             assert refused.status_code == 401, path
-            check(ADMIN, refused, path)
-    assert {path for _, path, *_ in CALLS} == set(ADMIN["paths"]) - {"/admin/page/events"}
+            check(ADMIN, refused, place)
+    assert {described_as(path) for _, path, *_ in CALLS} == set(ADMIN["paths"]) - {"/admin/page/events"}
