@@ -53,6 +53,9 @@ from tests.figures.peers import COMMANDS as PEER_COMMANDS
 from tests.figures.peers import VIEWS as PEER_VIEWS
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
+from tests.figures.scaling import DAY_COMMANDS as SCALING_DAY
+from tests.figures.scaling import JOIN_COMMANDS as SCALING_JOIN
+from tests.figures.scaling import scaling_day, scaling_join
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
 from tests.figures.several_routers import several_routers
 from tests.figures.stored import read_stored
@@ -562,6 +565,8 @@ FIGURES: Mapping[str, Figure] = {
     "tuning-fleets-more": Figure([FLEETS_MORE_COMMAND], tuning_fleets_more),
     "tuning-steps": Figure([STEPS_COMMAND], tuning_steps),
     "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
+    "scaling": Figure(SCALING_DAY, scaling_day),
+    "scaling-warmed": Figure(SCALING_JOIN, scaling_join),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "continued": Figure(["python -m tests.bench continued"], _continued),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
@@ -615,8 +620,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     "live-litellm": NotStored("one router of `live` alone, in a script: it did not start in the stored run", "93dc46c"),
     "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
     "perturbed-memory": NotStored("two versions, and settings of other seeds, in a script", "7ee1b42"),
-    "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),
-    "scaling-warmed": NotStored("a minute and a half with one join, in a script", "ab04868, 64c45f0"),
     "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775"),
     "long-path": NotStored("needs root and NFQUEUE", "d685f41"),
     "kv-events": NotStored(
