@@ -63,6 +63,8 @@ from tests.figures.tuning import COMMAND as ALGORITHMS_COMMAND
 from tests.figures.tuning import COMMAND_TUNING_FLEETS as FLEETS_COMMAND
 from tests.figures.tuning import MORE_COMMAND as FLEETS_MORE_COMMAND
 from tests.figures.tuning import STEPS_COMMAND, tuning_algorithms, tuning_fleets, tuning_fleets_more, tuning_steps
+from tests.figures.whatif import COMMAND as COVERAGE_COMMAND
+from tests.figures.whatif import whatif_coverage
 from tests.figures.wording import CLAIMS, FLEET, TUNING, in_words
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
@@ -567,6 +569,7 @@ FIGURES: Mapping[str, Figure] = {
     "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
     "scaling": Figure(SCALING_DAY, scaling_day),
     "scaling-warmed": Figure(SCALING_JOIN, scaling_join),
+    "whatif-coverage": Figure([COVERAGE_COMMAND], whatif_coverage),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "continued": Figure(["python -m tests.bench continued"], _continued),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
@@ -645,10 +648,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
     "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
-    "whatif-coverage": NotStored(
-        "a hundred simulated logs in a script, as `pytest -m system tests/lab/whatif/test_coverage.py` has them",
-        "438311f, ab04868",
-    ),
     "whatif-blocks": NotStored("its run was ended before the last of three fleets was done", "89ff5b1"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
