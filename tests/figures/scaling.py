@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -62,16 +62,15 @@ def scaling_join(results: Sequence[Any]) -> View:
     for rate in dict.fromkeys(row["rate_per_s"] for row in results[0]):
         cold, warmed = ([_row(run, rate_per_s=rate, warm=warm) for run in results] for warm in (False, True))
 
-        def shown(figure: Callable[[Mapping[str, Any]], float], cold: Any = cold, warmed: Any = warmed) -> str:
-            return f"{fmean(map(figure, cold)):.0f}, {fmean(map(figure, warmed)):.0f}"
-
+        served = [100 * fmean(row["by_the_fifth"] / row["requests"] for row in some) for some in (cold, warmed)]
         cells: dict[str, Cell] = {
-            "of the requests since then it serves, %": shown(lambda row: 100 * row["by_the_fifth"] / row["requests"])
+            "of the requests it serves": " % and ".join(f"{share:.0f}" for share in served) + " %"
         }
         for name, words in (("ttft_ms_mean", "mean TTFT"), ("ttft_ms_p95", "p95 TTFT")):
+            means = [fmean(row[name] for row in some) for some in (cold, warmed)]
             each = [one[name] / other[name] for one, other in zip(warmed, cold, strict=True)]
-            cells[f"{words}, ms"] = shown(lambda row, name=name: row[name])  # type: ignore[misc]
-            cells[f"{words}, warmed over cold by seed"] = ", ".join(f"{ratio:.2f}" for ratio in each)
+            cells[f"{words}, cold and warmed"] = " and ".join(f"{value:,.0f}" for value in means) + " ms"
+            cells[f"{words}, warmed over cold, by seed"] = ", ".join(f"{ratio:.2f}" for ratio in each)
             values |= {f"{rate:g} a second, {words}, {end}": of(each) for end, of in (("least", min), ("most", max))}
         rows[f"{rate:g}",] = cells
     return View(tables=[Table(labels=("requests per second",), rows=rows)], values=values)
