@@ -647,8 +647,11 @@ NOT_STORED: Mapping[str, NotStored] = {
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
-    "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
-    "whatif-blocks": NotStored("its run was ended before the last of three fleets was done", "89ff5b1"),
+    "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "5f834dc"),
+    "whatif-blocks": NotStored(
+        "of its three fleets two were run whole; the eight candidates without a log have longer traffic, in a script",
+        "89ff5b1, 5f834dc",
+    ),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),
