@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -210,7 +211,10 @@ def main() -> None:
         print(json.dumps([join(rate, warm_prompts=prompts, seed=asked.seed) for rate, prompts in pairs]))
         return
     requests = feed(seed=asked.seed)
-    runs = [one(name, requests, seed=asked.seed) for name in asked.names or ROWS]
+    runs = []
+    for name in asked.names or ROWS:
+        runs.append(one(name, requests, seed=asked.seed))
+        print(line(runs[-1]), file=sys.stderr, flush=True)
     if asked.picture is not None:
         plot(asked.picture, [run for name in PICTURED for run in runs if run.rule == name], requests)
     figures = ("rule", "attained", "mean_replicas", "replica_hours", "ttft_ms_p95")
