@@ -2,21 +2,22 @@
 
 24 hours of chats about long documents (0.45 a second in the mean, 0.9 in the afternoon, 1.1 in a surge of 24 minutes
 that nothing announces), engines of `1xL20-Llama-3.1-8B`, and start-ups of four minutes. A first token is wanted within
-8 s. `GORGO_BENCH_SHORT=1` runs three hours, and `python -m tests.bench.scaling FOLDER SEEDS NAME ...` some rows of the
-whole day and prints them as JSON, with a file of each for the plot; a row takes a minute of a processor, and one whose
-file is there already is not run again.
+8 s. `GORGO_BENCH_SHORT=1` runs three hours. `python -m tests.bench.scaling day` prints the rows of a seed as JSON, and
+`... join` those of one replica that joins a fleet with hot system prompts, cold and warmed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import BytesIO
+from itertools import product
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 
@@ -90,12 +91,20 @@ def static(count: int) -> Callable[[], ScalingRule]:
 #: Each row's rule, and the replicas at the start.
 ROWS: Mapping[str, tuple[Callable[[], ScalingRule], int]] = {
     "gorgo_replicas_wanted": (signal, 8),
-    **{f"HPA, utilisation {target:g}": (utilisation(target), 8) for target in (0.6, 0.7, 0.8, 0.9, 0.95)},
-    **{f"HPA, queue {target:g}": (queue(target), 8) for target in (0.1, 0.5, 1.0)},
-    **{f"static {count}": (static(count), count) for count in (5, 6, 7, 8)},
+    **{f"HPA, utilisation {target:g}": (utilisation(target), 8) for target in (0.6, 0.9, 0.95)},
+    "HPA, queue 0.5": (queue(0.5), 8),
+    **{f"static {count}": (static(count), count) for count in (5, 6, 8)},
 }
-#: The signal again, where a replica that joins is warmed with so many prompts.
-WARMED, WARM_PROMPTS = "gorgo_replicas_wanted, warmed", 8
+#: Of the picture.
+PICTURED = ("gorgo_replicas_wanted", "HPA, utilisation 0.9", "static 6")
+
+#: A herd of eight long system prompts before short questions, on four replicas; a fifth serves after half the time.
+HERD = replace(
+    SHAPE, duration_s=120.0, groups=8, system_median=8000, system_sigma=0.0, history_median=0, turns_mean=1.0,
+    turn_median=100, turn_sigma=0.5, output_median=100,
+)  # fmt: skip
+HERD_RATES_PER_S, HERD_REPLICAS, JOINS_S = (4.0, 6.0, 8.0), 4, 60.0
+WARM_PROMPTS = 8
 
 
 def feed(*, day_s: float = DAY_S, seed: int = 0) -> Sequence[SimRequest]:
@@ -113,24 +122,36 @@ def fleet(count: int) -> SimFleet:
 
 
 def one(name: str, requests: Sequence[SimRequest], *, seed: int = 0) -> ElasticRun:
-    warmed = name == WARMED
-    rule, first = ROWS["gorgo_replicas_wanted" if warmed else name]
+    rule, first = ROWS[name]
     most = first if name.startswith("static") else MOST
     # Under an autoscaler by queue length requests wait at the engines, whose own metric it reads.
     limits = replace(LIMITS, overload=OverloadLimits(queue_enabled="queue" not in name))
     with rare_collections():
         return run_elastic(
-            name,
-            rule(),
-            fleet(most),
-            requests,
-            first=first,
-            startup_s=STARTUP_S,
-            ttft_s=TTFT_S,
-            limits=limits,
+            name, rule(), fleet(most), requests, first=first, startup_s=STARTUP_S, ttft_s=TTFT_S, limits=limits,
             seed=seed,
-            warm_prompts=WARM_PROMPTS if warmed else 0,
-        )
+        )  # fmt: skip
+
+
+def join(rate_per_s: float, *, warm_prompts: int, seed: int = 0) -> Mapping[str, float]:
+    """Return how many requests a replica that joins serves, and the TTFT of all since the time at which it could."""
+    shape = replace(HERD, rate_per_s=rate_per_s, seed=seed)
+    requests = feed_of(generate_requests(shape, block_tokens=shape.block_tokens))
+    run = run_elastic(
+        "a fifth", Static(HERD_REPLICAS + 1), fleet(HERD_REPLICAS + 1), requests, first=HERD_REPLICAS,
+        startup_s=JOINS_S, ttft_s=TTFT_S, limits=LIMITS, seed=seed, warm_prompts=warm_prompts,
+    )  # fmt: skip
+    since = [one for one in run.records if one.scheduled_s >= JOINS_S]
+    ttft_ms = [one.ttft_ms for one in since if one.ttft_ms is not None]
+    return {
+        "rate_per_s": rate_per_s,
+        "warm_prompts": warm_prompts,
+        "requests": len(since),
+        "failed": len(since) - len(ttft_ms),
+        "by_the_fifth": sum(one.replica == f"eu-{HERD_REPLICAS}" for one in since),
+        "ttft_ms_mean": fmean(ttft_ms),
+        "ttft_ms_p95": float(np.percentile(ttft_ms, 95)),
+    }
 
 
 def line(run: ElasticRun) -> str:
@@ -149,7 +170,7 @@ def run() -> None:
         print(line(one(name, requests)), flush=True)
 
 
-def plot(path: Path, runs: Sequence[Mapping[str, Any]], requests: Sequence[SimRequest]) -> None:
+def plot(path: Path, runs: Sequence[ElasticRun], requests: Sequence[SimRequest]) -> None:
     """Write the picture of the page: the arrivals, and the paid replicas of each run, over the day."""
     import matplotlib as mpl
 
@@ -164,9 +185,9 @@ def plot(path: Path, runs: Sequence[Mapping[str, Any]], requests: Sequence[SimRe
         load.set_title("requests per second")
         colours = ("#D55E00", "#0072B2", "#009E73", "#999999")
         for row, colour in zip(reversed(runs), reversed(colours[: len(runs)]), strict=True):
-            times = [at_s / 3600.0 for at_s, _ in row["paid"]] + [24.0]
-            label = f"{row['rule']}: {row['attained']:.1%} in time, {row['mean_replicas']:.2f} replicas"
-            fleets.stairs([count for _, count in row["paid"]], times, baseline=None, color=colour, label=label)
+            times = [at_s / 3600.0 for at_s, _ in row.paid] + [24.0]
+            label = f"{row.rule}: {row.attained:.1%} in time, {row.mean_replicas:.2f} replicas"
+            fleets.stairs([count for _, count in row.paid], times, baseline=None, color=colour, label=label)
         fleets.set_title("replicas paid for")
         fleets.set_ylim(0, MOST)  # the legend is above the lines
         fleets.legend(loc="upper left", fontsize=6)
@@ -177,23 +198,28 @@ def plot(path: Path, runs: Sequence[Mapping[str, Any]], requests: Sequence[SimRe
     write_atomically(path, image.getvalue(), mode=PUBLIC)
 
 
-def main(folder: Path, seeds: int, names: Sequence[str]) -> None:
-    """Run some rows, each with a file, and print them all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for seed in range(seeds):
-        requests = feed(seed=seed)
-        for name in names:
-            path = folder / f"{name.replace(' ', '-').replace(',', '')}-{seed}.json"
-            if not path.exists():
-                found = one(name, requests, seed=seed)
-                print(seed, line(found), file=sys.stderr, flush=True)
-                path.write_text(json.dumps(asdict(replace(found, records=()))))
-            run = json.loads(path.read_bytes())
-            figures = ("rule", "attained", "mean_replicas", "replica_hours", "ttft_ms_p95")
-            rows.append({"seed": seed, "requests": len(requests)} | {name: run[name] for name in figures})
-    print(json.dumps(rows))
+def main() -> None:
+    """Print rows as JSON, and write the picture of the page."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.scaling", description=__doc__)
+    parser.add_argument("what", choices=("day", "join"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ROWS)}; all of them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", type=Path, help=f"of {', '.join(PICTURED)}")
+    asked = parser.parse_args()
+    if asked.what == "join":
+        pairs = product(HERD_RATES_PER_S, (0, WARM_PROMPTS))
+        print(json.dumps([join(rate, warm_prompts=prompts, seed=asked.seed) for rate, prompts in pairs]))
+        return
+    requests = feed(seed=asked.seed)
+    runs = []
+    for name in asked.names or ROWS:
+        runs.append(one(name, requests, seed=asked.seed))
+        print(line(runs[-1]), file=sys.stderr, flush=True)
+    if asked.picture is not None:
+        plot(asked.picture, [run for name in PICTURED for run in runs if run.rule == name], requests)
+    figures = ("rule", "attained", "mean_replicas", "replica_hours", "ttft_ms_p95")
+    print(json.dumps([{"requests": len(requests)} | {name: getattr(run, name) for name in figures} for run in runs]))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main()

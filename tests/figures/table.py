@@ -53,6 +53,9 @@ from tests.figures.peers import COMMANDS as PEER_COMMANDS
 from tests.figures.peers import VIEWS as PEER_VIEWS
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
+from tests.figures.scaling import DAY_COMMANDS as SCALING_DAY
+from tests.figures.scaling import JOIN_COMMANDS as SCALING_JOIN
+from tests.figures.scaling import scaling_day, scaling_join
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
 from tests.figures.several_routers import several_routers
 from tests.figures.stored import read_stored
@@ -60,6 +63,8 @@ from tests.figures.tuning import COMMAND as ALGORITHMS_COMMAND
 from tests.figures.tuning import COMMAND_TUNING_FLEETS as FLEETS_COMMAND
 from tests.figures.tuning import MORE_COMMAND as FLEETS_MORE_COMMAND
 from tests.figures.tuning import STEPS_COMMAND, tuning_algorithms, tuning_fleets, tuning_fleets_more, tuning_steps
+from tests.figures.whatif import COMMAND as COVERAGE_COMMAND
+from tests.figures.whatif import whatif_coverage
 from tests.figures.wording import CLAIMS, FLEET, TUNING, in_words
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
@@ -566,6 +571,9 @@ FIGURES: Mapping[str, Figure] = {
     "tuning-fleets-more": Figure([FLEETS_MORE_COMMAND], tuning_fleets_more),
     "tuning-steps": Figure([STEPS_COMMAND], tuning_steps),
     "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
+    "scaling": Figure(SCALING_DAY, scaling_day),
+    "scaling-warmed": Figure(SCALING_JOIN, scaling_join),
+    "whatif-coverage": Figure([COVERAGE_COMMAND], whatif_coverage),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "continued": Figure(["python -m tests.bench continued"], _continued),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
@@ -621,8 +629,7 @@ NOT_STORED: Mapping[str, NotStored] = {
     "live-litellm": NotStored("one router of `live` alone, in a script: it did not start in the stored run", "93dc46c"),
     "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
     "perturbed-memory": NotStored("two versions, and settings of other seeds, in a script", "7ee1b42"),
-    "scaling": NotStored("24 hours of traffic in virtual time for each row: half an hour of a core", "188a52f"),
-    "scaling-warmed": NotStored("a minute and a half with one join, in a script", "ab04868, 64c45f0"),
+    "scaling": NotStored("one seed: three need a core for half an hour each, `... record scaling`", "188a52f"),
     "workers": NotStored("live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775"),
     "long-path": NotStored("needs root and NFQUEUE", "d685f41"),
     "kv-events": NotStored(
@@ -646,12 +653,11 @@ NOT_STORED: Mapping[str, NotStored] = {
     "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
     "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
     "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
-    "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "331b539"),
-    "whatif-coverage": NotStored(
-        "a hundred simulated logs in a script, as `pytest -m system tests/lab/whatif/test_coverage.py` has them",
-        "438311f, ab04868",
+    "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "5f834dc"),
+    "whatif-blocks": NotStored(
+        "of its three fleets two were run whole; the eight candidates without a log have longer traffic, in a script",
+        "89ff5b1, 5f834dc",
     ),
-    "whatif-blocks": NotStored("its run was ended before the last of three fleets was done", "89ff5b1"),
     "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
     "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
     "cached-turns": NotStored("one seed of half the requests", "2f85412"),

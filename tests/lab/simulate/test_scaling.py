@@ -18,6 +18,7 @@ from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest
+from tests.bench.scaling import WARM_PROMPTS, join
 from tests.lab.simulate.elastic import (
     ElasticRun,
     FleetState,
@@ -139,6 +140,13 @@ def test_a_warmed_replica_has_the_beginnings_in_its_cache_when_its_first_request
         found = run(Wishes(rule), requests, policy="round-robin", warm_prompts=warm_prompts)
         first = next(one for one in found.records if one.replica == "eu-1")
         assert first.cached_tokens == cached
+
+
+def test_a_warmed_replica_takes_more_of_a_herd_and_first_tokens_come_sooner() -> None:
+    cold, warmed = (join(4.0, warm_prompts=prompts) for prompts in (0, WARM_PROMPTS))
+    assert warmed["by_the_fifth"] > 1.2 * cold["by_the_fifth"]
+    assert warmed["ttft_ms_mean"] < 0.97 * cold["ttft_ms_mean"]
+    assert warmed["ttft_ms_p95"] < 0.97 * cold["ttft_ms_p95"]
 
 
 def test_the_signal_serves_a_day_with_less_than_its_peak_needs() -> None:
