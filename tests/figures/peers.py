@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "perturbed": ["python -m experiments --system perturbed --only all --seeds 3 --jobs 2"],
     "dynamo": [f"python -m experiments --system dynamo --only all --seeds 1 --jobs 1 {_TRACE}"],
     "claims-queue": [f"{_CLAIMS} --seeds 3 --queue {queue} --jobs 1" for queue in ("off", "on")],
-    "live": [f"python -m experiments --system live --only all --seeds 1 --scale 0.25 --jobs 1 {_TRACE}"],
+    "live": [f"python -m experiments --system live --only all --seeds 1 --scale 0.15 --jobs 1 {_TRACE}"],
 }
 BEST = "best rival at p95 TTFT"
 #: Of the means of both simulators, each under a name of its own.

@@ -275,8 +275,6 @@ def _moved_end_s(
     now: float, own_s: float, shared_s: float, head_shared_s: float, began_s: float, waiting_s: float, received_s: float
 ) -> float:
     """Return the same of one replica, to the last bit."""
-    if not (shared_s or waiting_s):
-        return own_s
     passed_s = now - began_s
     at_theirs_s = head_shared_s - (0.0 if passed_s < 0.0 else head_shared_s if passed_s > head_shared_s else passed_s)
     own_s -= shared_s - head_shared_s + at_theirs_s

@@ -98,7 +98,7 @@ class MarkedPrompt:
 ORIGINS = (Origin.REMOTE, Origin.LOCAL)
 
 
-class Run:
+class MarkRun:
     """Marks of one replica that were always used together: each begins with the one before it, the first with `parent`.
 
     `tick` and `used_s` are those of the last use; the time is infinite if no first token has confirmed it. All parents
@@ -108,7 +108,7 @@ class Run:
     __slots__ = ("children", "depths", "local", "parent", "tick", "used_s", "words")
 
     def __init__(
-        self, depths: list[int], words: list[int], parent: Run | None, *, local: bool, tick: int, used_s: float
+        self, depths: list[int], words: list[int], parent: MarkRun | None, *, local: bool, tick: int, used_s: float
     ) -> None:
         #: Of each mark the depth in blocks, ascending, and the hash.
         self.depths = depths
@@ -136,9 +136,9 @@ class ReplicaMarks:
 
     def __init__(self) -> None:
         #: By the hash of each of its marks.
-        self.runs: dict[int, Run] = {}
-        self.remote: OrderedDict[Run, int] = OrderedDict()
-        self.local: OrderedDict[Run, int] = OrderedDict()
+        self.runs: dict[int, MarkRun] = {}
+        self.remote: OrderedDict[MarkRun, int] = OrderedDict()
+        self.local: OrderedDict[MarkRun, int] = OrderedDict()
         #: Local marks, and the sum of blocks over all marks.
         self.locals = 0
         self.blocks = 0
@@ -213,7 +213,7 @@ class ReplicaMarks:
             assert all(run in runs and run.local is local for run in order)
             assert list(order.values()) == sorted(order.values()), "marks are in order of use"
 
-    def _touch(self, run: Run | None, tick: int, now: float, *, local: bool) -> None:
+    def _touch(self, run: MarkRun | None, tick: int, now: float, *, local: bool) -> None:
         """Use a run and all before it."""
         while run is not None:
             run.tick = tick
@@ -226,12 +226,12 @@ class ReplicaMarks:
             run = run.parent
 
     def _append(
-        self, known: Run | None, depths: list[int], words: list[int], *, local: bool, tick: int, now: float
-    ) -> Run:
+        self, known: MarkRun | None, depths: list[int], words: list[int], *, local: bool, tick: int, now: float
+    ) -> MarkRun:
         """Add marks behind a run, or without one; return the run that has them."""
         start = 0 if known is None else known.depths[-1]
         if known is None or known.children or known.local is not local or known.used_s != now:
-            run = Run(depths, words, known, local=local, tick=tick, used_s=now)
+            run = MarkRun(depths, words, known, local=local, tick=tick, used_s=now)
             if known is not None:
                 known.children += 1
         else:
@@ -245,10 +245,10 @@ class ReplicaMarks:
             self.locals += len(words)
         return run
 
-    def _split(self, run: Run, word: int) -> Run:
+    def _split(self, run: MarkRun, word: int) -> MarkRun:
         """Part a run behind one of its marks; return the new run up to it."""
         count = run.words.index(word) + 1
-        upper = Run(
+        upper = MarkRun(
             run.depths[:count], run.words[:count], run.parent, local=run.local, tick=run.tick, used_s=run.used_s
         )
         upper.children, run.parent = 1, upper
@@ -257,10 +257,10 @@ class ReplicaMarks:
             self.runs[each] = upper
         return upper
 
-    def _order(self, origin: Origin) -> OrderedDict[Run, int]:
+    def _order(self, origin: Origin) -> OrderedDict[MarkRun, int]:
         return self.local if origin is Origin.LOCAL else self.remote
 
-    def _order_of(self, run: Run) -> OrderedDict[Run, int]:
+    def _order_of(self, run: MarkRun) -> OrderedDict[MarkRun, int]:
         return self.local if run.local else self.remote
 
     def _oldest_of(self, origin: Origin) -> int | None:
@@ -273,7 +273,7 @@ class ReplicaMarks:
             del order[run]
         return None
 
-    def _remove_last(self, run: Run, tick: int) -> None:
+    def _remove_last(self, run: MarkRun, tick: int) -> None:
         """Remove the last mark of a run without children. A parent that has none then was used with it, at `tick`."""
         del self.runs[run.words.pop()]
         self.locals -= run.local
@@ -298,7 +298,7 @@ class ReplicaMarks:
             order[parent] = max(tick, order[next(reversed(order))])
 
 
-def used_before(depth: int, run: Run | None, time_s: float) -> ConfirmedPrefix:
+def used_before(depth: int, run: MarkRun | None, time_s: float) -> ConfirmedPrefix:
     """Return the deepest prefix up to a mark of `run` at `depth` that was last used before a time."""
     while run is not None and run.used_s >= time_s:
         depth, run = run.start, run.parent
@@ -370,7 +370,7 @@ class GroupPrefixes:
             depth, found = depths[count - 1], residents[words[count - 1]]
         return raised
 
-    def deepest(self, slot: int, prompt: MarkedPrompt) -> tuple[int, Run | None]:
+    def deepest(self, slot: int, prompt: MarkedPrompt) -> tuple[int, MarkRun | None]:
         """Return the depth of the deepest mark of a prompt on `slot`, 0 without one, and its run."""
         replica = self._replicas.get(slot)
         return (0, None) if replica is None else prompt.deepest(replica.runs)
