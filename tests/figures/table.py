@@ -624,9 +624,6 @@ FIGURES: Mapping[str, Figure] = {
 #: Figures that were measured and cannot be made again in passing: why, and at which commits. A commit is that of the
 #: code measured or, where it was not written down, that which brought the figure. Pages name none.
 NOT_STORED: Mapping[str, NotStored] = {
-    "live-aiperf": NotStored("some rows of `live` in a script: the stored run is of before aiperf", "03de334"),
-    "live-engines": NotStored("groups `vllm` and `mockers` of `live`, on a machine with a load of 20 to 50", "03de334"),
-    "live-litellm": NotStored("one router of `live` alone, in a script: it did not start in the stored run", "93dc46c"),
     "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
     "perturbed-memory": NotStored("two versions, and settings of other seeds, in a script", "7ee1b42"),
     "scaling": NotStored("one seed: three need a core for half an hour each, `... record scaling`", "188a52f"),
