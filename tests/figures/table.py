@@ -626,7 +626,6 @@ FIGURES: Mapping[str, Figure] = {
 NOT_STORED: Mapping[str, NotStored] = {
     "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
     "perturbed-memory": NotStored("two versions, and settings of other seeds, in a script", "7ee1b42"),
-    "scaling": NotStored("one seed: three need a core for half an hour each, `... record scaling`", "188a52f"),
     "workers": NotStored(
         "live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775, afd7243"
     ),
