@@ -606,9 +606,9 @@ class AdmissionController:
         return shed_at_s(predicted, received_s=request.received_s, deadline_s=deadline_s, limits=self._limits)
 
     def _saturated(self, now: float) -> tuple[set[str], bool]:
-        """Return the saturated ones of the replicas that queued requests prefer, and whether all of the fleet are.
+        """Return which replicas that queued requests prefer are saturated, and whether all replicas of the fleet are.
 
-        None is while queueing is off.
+        While queueing is off no replica counts as saturated.
         """
         if not self._limits.queue_enabled:
             return set(), False

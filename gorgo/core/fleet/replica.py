@@ -570,8 +570,9 @@ class RestartDetector:
 # evicted first, and count for nothing. A full pool of C tokens frees C / S of them per second, S the time for which a
 # token is held (Little's law). So a request for which so many tokens are short waits so many times S / C.
 #
-# Memory comes back by whole answers: a request that lacks one token waits for the next answer to end, and the sizes of
-# answers to come are known in the mean only. So a pool counts as full when it has no room for one more usual answer.
+# Memory comes back when a whole answer has ended: a request that lacks one token waits for the next end, and the sizes
+# of answers to come are known in the mean only. So a pool counts as full when it has no room for one more usual
+# request, with its own part of the prompt and its answer.
 #
 # S is learned from answers that completed: from the begin of the prefill to the end, weighted by tokens.
 
@@ -680,17 +681,20 @@ class KvDemand:
         return max(0.0, more - self._shared_blocks(request) * usual.block_tokens)
 
     def wait_s(self, request: RouteRequest | None, uncached_tokens: float, capacity_tokens: float) -> float:
-        """Return how long that takes, s, where memory comes back by whole answers; 0 before the first answer."""
+        """Return how long a request waits until there is room for one usual request more, s; 0 before the first answer.
+
+        Without a request it is how long the last one in flight waits.
+        """
         if not self._occupied:
             return 0.0
-        answer = self._occupied / self._answers
-        short = self.short_tokens(request, capacity_tokens - answer)
+        usual = self._occupied / self._answers
+        short = self.short_tokens(request, capacity_tokens - usual)
         if not short:
             return 0.0
         # Those that run have their memory.
         in_line = len(self._waiting) + (request is not None)
         waiting = sum(self._waiting.values()) + uncached_tokens + self.output_tokens * in_line
-        return min(short, waiting + answer) / capacity_tokens * (self._occupied_s / self._occupied)
+        return min(short, waiting + usual) / capacity_tokens * (self._occupied_s / self._occupied)
 
     def _shared_blocks(self, request: RouteRequest | None) -> int:
         """Return how many blocks are there for more than one prompt, each as often as it need not be there again."""
