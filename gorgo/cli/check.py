@@ -42,7 +42,6 @@ def check(
     replica of the file and of the sources; the exit code is 1 if one does not answer as expected.
     """
     from gorgo.cli.machine_checks import ports_in_use
-    from gorgo.cli.tables import counted
     from gorgo.cli.validation import Overrides, examine
     from gorgo.config.load import items, read_text
     from gorgo.config.replica_advice import (
@@ -52,6 +51,7 @@ def check(
         several_addresses,
         url_warnings,
     )
+    from gorgo.formatting import counted
     from gorgo.policies.registry import make_shadow
 
     if live and no_files:

@@ -120,3 +120,16 @@ def _is_host(text: str) -> bool:
         return False
     # A dot at the end is the root's; no label of a name is empty or too long for DNS.
     return all(0 < len(label) <= 63 for label in text.removesuffix(".").split("."))
+
+
+def is_ip_address(host: str) -> bool:
+    """Return whether a host is an IPv4 or IPv6 address, not a name.
+
+    >>> is_ip_address("10.0.0.5"), is_ip_address("::1"), is_ip_address("replica")
+    (True, True, False)
+    """
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -55,7 +55,8 @@ class ResultColumn:
         return f"[bold]{text}[/bold]" if bold else text
 
 
-def _percent(share: float | None) -> float | None:
+def percent(share: float | None) -> float | None:
+    """Return a share in percent; unknown stays unknown."""
     return None if share is None else 100 * share
 
 
@@ -80,11 +81,11 @@ COLUMNS: Mapping[str, ResultColumn] = {
     **_spreads("tpot", "TPOT", "ms", attrgetter("tpot_ms"), ".1f"),
     **_spreads("e2e-per-token", "E2E/token", "ms", attrgetter("e2e_per_token_ms"), ".1f"),
     "tokens-per-s": ResultColumn(("out", "tokens", "/s"), attrgetter("tokens_per_s"), ".0f", max),
-    "goodput": ResultColumn(("good-", "put", "%"), lambda row: _percent(row.goodput), ".1f", max),
-    "mape": ResultColumn(("pred.", "error", "%"), lambda row: _percent(row.prediction_error_ratio), ".0f", min),
+    "goodput": ResultColumn(("good-", "put", "%"), lambda row: percent(row.goodput), ".1f", max),
+    "mape": ResultColumn(("pred.", "error", "%"), lambda row: percent(row.prediction_error_ratio), ".0f", min),
     "preemptions": ResultColumn(("pre-", "emp-", "ted"), attrgetter("preemptions"), "d"),
-    "hit": ResultColumn(("hit", "real", "%"), lambda row: _percent(row.cache_hit), ".1f", max),
-    "hit-estimated": ResultColumn(("hit", "estim.", "%"), lambda row: _percent(row.cache_hit_estimated), ".1f"),
+    "hit": ResultColumn(("hit", "real", "%"), lambda row: percent(row.cache_hit), ".1f", max),
+    "hit-estimated": ResultColumn(("hit", "estim.", "%"), lambda row: percent(row.cache_hit_estimated), ".1f"),
 }
 
 #: Narrow enough for 80 characters with the longest policy's name.

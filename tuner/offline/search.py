@@ -27,6 +27,7 @@ from gorgo.policies.registry import make_policy
 from tuner.campaign.generation import Generation
 from tuner.campaign.generation_log import REFUSED
 from tuner.campaign.options import CampaignOptions
+from tuner.objective import p95
 from tuner.optimizers.registry import make_optimizer
 from tuner.space import LogBox, tuned_box
 
@@ -116,15 +117,10 @@ def score_of(records: Sequence[SimRecord]) -> RunScore:
     return RunScore(
         n=len(records),
         errors=len(records) - len(good),
-        ttft_ms_p95=_p95([record.ttft_ms for record in good]),
-        e2e_s_p95=_p95([record.e2e_s for record in good]),
+        ttft_ms_p95=p95([record.ttft_ms for record in good]),
+        e2e_s_p95=p95([record.e2e_s for record in good]),
         max_share=max(shares.values()) / len(good) if good else None,
     )
-
-
-def _p95(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.quantile(known, 0.95)) if known else None
 
 
 #: Share of the window's time that the search does not use.

@@ -9,7 +9,8 @@ import typer
 
 from gorgo.cli import options
 from gorgo.cli.errors import BAD_INPUT, fail
-from gorgo.cli.tables import Cell, counted, table
+from gorgo.cli.tables import Cell, table
+from gorgo.formatting import counted
 
 if TYPE_CHECKING:
     from gorgo.lab.learn import LearnedModel

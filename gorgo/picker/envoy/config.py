@@ -7,13 +7,12 @@ filters that call the picker with the access log, the clusters, and the listener
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
-from gorgo.config.addresses import split_bind
+from gorgo.config.addresses import is_ip_address, split_bind
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, TlsConfig
 from gorgo.config.values import REPLICA_KEEP_ALIVE_S
@@ -499,16 +498,8 @@ def _endpoint(host: str, port: int, secure: bool, replica: ReplicaConfig) -> Jso
 
 def _socket(place: tuple[str, int, bool], replica: ReplicaConfig) -> Json:
     host, port, _ = place
-    tls = client_tls(sni=None if _is_address(host) else host, ca_file=replica.ca_file or SYSTEM_CA)
+    tls = client_tls(sni=None if is_ip_address(host) else host, ca_file=replica.ca_file or SYSTEM_CA)
     return {"name": f"{host}:{port}", "match": {"tls": f"{host}:{port}"}, "transport_socket": tls}
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 #: Beyond `picker.hold_s`: the way to the picker and back, and the decision.
