@@ -125,17 +125,17 @@ def _read(exchange_id: str, own: Any, metadata: Any, common: Any, response: Any)
     served = text_of(fields_of(metadata, LB), SERVED) or _address(common.upstream_remote_address)
     left, headers = fields_of(metadata, USAGE), response.response_headers
     return LogEntry(
-        exchange_id,
-        status,
-        disconnected,
+        exchange_id=exchange_id,
+        status=status,
+        disconnected=disconnected,
         # A client that leaves resets the replica's stream too.
-        None if disconnected else failure,
-        _first_body_s(common.custom_tags),
-        _usage(left),
-        _body(left),
-        None if served is None else ServedBy(served, status, read_tried(text_of(own, TRIED))),
-        tuple((name.encode(), value.encode()) for name, value in headers.items()) if headers else (),
-        bool(details) and not details.startswith(_UPSTREAM),  # is_local
+        failure=None if disconnected else failure,
+        first_body_s=_first_body_s(common.custom_tags),
+        usage=_usage(left),
+        body=_body(left),
+        served=None if served is None else ServedBy(served, status, read_tried(text_of(own, TRIED))),
+        headers=tuple((name.encode(), value.encode()) for name, value in headers.items()) if headers else (),
+        is_local=bool(details) and not details.startswith(_UPSTREAM),
     )
 
 

@@ -73,16 +73,16 @@ def peer_rows(peers: PeerExchange, unreadable: Mapping[str, float], *, now: floa
         status = view.status
         rows.append(
             PeerRow(
-                view.router,
-                age_s,
-                view.counts,
-                status.policy,
-                status.weights_version,
-                status.frozen,
-                status.model,
-                status.draining,
-                status.ejected,
-                _differences(status, peers.status(), same_key=view.same_key),
+                router=view.router,
+                age_s=age_s,
+                counts=view.counts,
+                policy=status.policy,
+                weights_version=status.weights_version,
+                frozen=status.frozen,
+                model=status.model,
+                draining=status.draining,
+                ejected=status.ejected,
+                differences=_differences(status, peers.status(), same_key=view.same_key),
             )
         )
     for router, at_s in unreadable.items():
