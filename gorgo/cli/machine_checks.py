@@ -151,7 +151,7 @@ def _fleet_sources(document: Document, environ: Mapping[str, str]) -> Iterator[P
             yield from _needed(document, (*path, "host"), DNS)
         if item.get("kind") not in ("endpoint-slices", "pods", "inference-pool"):
             continue
-        from gorgo.live.fleet_sources.api_client import api_url, own_namespace
+        from gorgo.live.fleet_sources.kubernetes import api_url, own_namespace
 
         if not inside(item, "api").get("url"):
             yield from _in_cluster(document, (*path, "api", "url"), partial(api_url, KubernetesApiConfig(), environ))
