@@ -112,7 +112,7 @@ def _base_model(replica: ReplicaConfig) -> str:
 
 
 def _kv_endpoint(endpoint: str) -> str:
-    from gorgo.config.addresses import checked_kv_endpoint
+    from gorgo.config.values import checked_kv_endpoint
 
     try:
         # Port 0 takes a free one, which the engine announces.
@@ -128,7 +128,7 @@ def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarge
     """Return where to push. No model is named beside adapters: their prompts differ by their tokens."""
     import os
 
-    from gorgo.config.addresses import checked_url
+    from gorgo.config.values import checked_url
     from gorgo.errors import ConfigError
     from gorgo.lab.engine_server.push import PushTarget
     from gorgo.live.replica_secrets import push_token

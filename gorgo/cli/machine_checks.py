@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from gorgo.config.addresses import checked_bind
 from gorgo.config.document import Document, Path, Problem
 from gorgo.config.fleet import KubernetesApiConfig, ReplicaConfig
 from gorgo.config.load import inside, items
 from gorgo.config.model import ClientsConfig, ModelConfig, PickerConfig, ProxyConfig, SharedConfig, TlsConfig
+from gorgo.config.values import checked_bind
 from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
 from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed
 from gorgo.live.http.tls import served_tls, shared_tls, trust_clients_of, upstream_tls

@@ -139,7 +139,7 @@ def _chosen(context: typer.Context, replicas: list[str] | None) -> bool:
 
 
 def _address(option: str, value: str | None) -> str | None:
-    from gorgo.config.addresses import checked_bind
+    from gorgo.config.values import checked_bind
 
     try:
         return None if value is None else checked_bind(value)

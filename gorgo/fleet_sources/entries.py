@@ -23,8 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from gorgo.config.document import Document
-from gorgo.config.explain import explain
 from gorgo.config.fleet import CapacityConfig, FleetSourceConfig, ReplicaConfig, SourceReplicaConfig
+from gorgo.config.load import explain
 from gorgo.config.model import Config
 from gorgo.errors import closest
 

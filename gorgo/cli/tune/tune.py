@@ -181,7 +181,7 @@ class Changes:
 
 
 def _host_and_port(bind: str) -> tuple[str, int]:
-    from gorgo.config.addresses import split_bind
+    from gorgo.config.values import split_bind
 
     try:
         return split_bind(bind)

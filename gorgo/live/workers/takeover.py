@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gorgo.config.addresses import split_bind
+from gorgo.config.values import split_bind
 from gorgo.errors import InvalidValueError
 
 #: What a successor says once it serves, and what it hears if that took too long.

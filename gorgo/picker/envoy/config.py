@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gorgo.config.addresses import split_bind
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, TlsConfig
-from gorgo.config.values import REPLICA_KEEP_ALIVE_S
+from gorgo.config.values import REPLICA_KEEP_ALIVE_S, split_bind
 from gorgo.core.messages.request import REFUSALS
 from gorgo.core.record import record
 from gorgo.errors import InvalidValueError
