@@ -52,7 +52,7 @@ def engine(
     It answers over HTTP with the simulated RTT of its region, and needs no GPU. Further models of the replica are
     listed as LoRA adapters of the first.
     """
-    from gorgo.cli.signals import run_until_stopped
+    from gorgo.cli.app import run_until_stopped
     from gorgo.config.load import load_config
     from gorgo.lab.engine_server import run_engine
     from gorgo.lab.simulate.fleet import profile_of
