@@ -19,7 +19,7 @@ from gorgo.config.values import REPLICA_KEEP_ALIVE_S, split_bind
 from gorgo.core.messages.request import REFUSALS
 from gorgo.core.record import record
 from gorgo.errors import InvalidValueError
-from gorgo.picker.exchange.lifetime import BODY_BYTES
+from gorgo.picker.lifetime import BODY_BYTES
 from gorgo.picker.protocol.messages import BODY, DESTINATION, SERVED_BY, STATUS, TRIED, USAGE
 
 Json = dict[str, Any]
