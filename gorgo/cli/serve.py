@@ -114,7 +114,7 @@ def serve(
         start.run_worker(*worker, run_proxy)
         return
     if takeover and inherited is None:
-        from gorgo.live.workers.takeover import inherit
+        from gorgo.live.workers.parent import inherit
 
         inherited = inherit(started.config.proxy.admin_bind)
     number = launch.processes_of(processes, started.config)

@@ -39,13 +39,12 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learning import NeedsPackages
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError, GorgoError, InvalidValueError, MissingExtra, UnknownPolicy, closest
-from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed
+from gorgo.live.extras import DNS, EVENTS, SHARED, Extra, is_installed, require_tracing
 from gorgo.live.http.tls import served_tls, shared_tls, trust_clients_of, upstream_tls
 from gorgo.live.listener.sockets import check_bind
 from gorgo.live.prompt_tokens import read_tokenizers
 from gorgo.live.replica_secrets import replica_secrets
 from gorgo.live.request_options import read_client_keys
-from gorgo.live.telemetry.tracing import require_extra
 from gorgo.policies.registry import make_policy, make_shadow, policy_names
 
 FrontEnd = Literal["proxy", "picker"]
@@ -368,7 +367,7 @@ def _address(document: Document, section: str, key: str, given: str | None, bind
 def _tracing(document: Document, proxy: Mapping[str, object]) -> Iterator[Problem]:
     if _texts(inside(proxy, "tracing"), "endpoint"):
         try:
-            require_extra()
+            require_tracing()
         except MissingExtra as error:
             path = ("proxy", "tracing", "endpoint")
             yield Problem(path, document.line(path), str(error), "the extra otel to be installed")

@@ -23,8 +23,7 @@ from gorgo.live.http.body import BODY_COPIES, RequestBuffer, buffer_client
 from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
-from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
-from gorgo.live.parsing.unpacking import unpack_quick
+from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields, unpack_quick
 from gorgo.live.request.parse import ParsedRequest, count_tokens, find_model, may_find_model, parse_request
 from gorgo.live.request.record import (
     RETRY_SOON,

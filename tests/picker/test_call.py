@@ -15,8 +15,7 @@ import pytest
 from gorgo.config.fleet import FleetSourceConfig
 from gorgo.config.model import Config, LimitsConfig, ModelConfig, OverloadConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.live.parsing.json_body import BodyFields, read_large_body
-from gorgo.live.parsing.unpacking import unpack
+from gorgo.live.parsing.json_body import BodyFields, read_large_body, unpack
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.picker.call import MAX_HEADERS, ProtocolError
 from gorgo.picker.envoy import envoy_config
