@@ -16,7 +16,7 @@ import typer.main
 import yaml
 
 from gorgo.cli import app
-from gorgo.cli.tune.options import TuneSettings, read_settings
+from gorgo.cli.tune import TuneSettings, read_settings
 from gorgo.config.fleet import FleetSourceConfig
 from gorgo.config.load import load_config
 from gorgo.config.model import Config

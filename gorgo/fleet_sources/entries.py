@@ -23,12 +23,18 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gorgo.config.document import Document
-from gorgo.config.explain import explain
 from gorgo.config.fleet import CapacityConfig, FleetSourceConfig, ReplicaConfig, SourceReplicaConfig
+from gorgo.config.load import explain
 from gorgo.config.model import Config
 from gorgo.config.registered import entry_adapter
 from gorgo.errors import closest
-from gorgo.fleet_sources.documents import PREFIX, REGION_LABEL, Described
+
+#: Prefix of the labels and annotations that describe a replica.
+PREFIX = "gorgo-router/"
+#: Kubernetes sets it on nodes, and from version 1.35 on their pods.
+REGION_LABEL = "topology.kubernetes.io/region"
+#: Labels and annotations by key, ascending.
+Described = tuple[tuple[str, str], ...]
 
 # What a source found: replicas with their state, and objects that make none, each with the reason.
 
@@ -319,7 +325,7 @@ def make_entry(
     Parameters
     ----------
     described:
-        Labels and annotations of the object, as `documents.described` returns them.
+        Labels and annotations of the object, as `kubernetes.described` returns them.
     shared:
         Keys of the source; labels and annotations take precedence.
     node_region:

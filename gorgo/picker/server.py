@@ -19,7 +19,7 @@ from gorgo.core.numeric import MAX_AMOUNT
 from gorgo.core.stream import Usage
 from gorgo.live.process import ProcessOptions, Ready, run_process
 from gorgo.picker.call import PickerCall
-from gorgo.picker.exchange.lifetime import BODY_BYTES, LogEntry, PickerExchange
+from gorgo.picker.lifetime import BODY_BYTES, LogEntry, PickerExchange
 from gorgo.picker.protocol.messages import (
     BODY,
     LB,
@@ -35,9 +35,8 @@ from gorgo.picker.protocol.messages import (
 )
 from gorgo.picker.protocol.protos import DecodeError, StreamAccessLogsMessage
 from gorgo.picker.state import PICKER, PickerState
-from gorgo.picker.transport.http2.server import Http2Server
-from gorgo.picker.transport.services import Health, services
-from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
+from gorgo.picker.transport.server import Http2Server
+from gorgo.picker.transport.services import CallHandlers, Health, Output, TransportLimits, services
 
 # Entries of Envoy's access log: usage, the exact time of the first byte of a body, and why an answer ended.
 #

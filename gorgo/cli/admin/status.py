@@ -475,7 +475,7 @@ def _differences(status: Row) -> Iterator[Text]:
 
 
 def _in_force(status: Row) -> Text:
-    from gorgo.cli.admin.freeze import routing_line
+    from gorgo.cli.admin.routing import routing_line
 
     return plain(routing_line(status["routing"]))
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from aiohappyeyeballs import start_connection
 
-from gorgo.config.addresses import is_ip_address
+from gorgo.config.values import is_ip_address
 
 #: Between two look-ups of a name in the background, s. Kubernetes' DNS holds an answer for 5 s by default.
 RESOLVE_INTERVAL_S = 5.0

@@ -26,19 +26,19 @@ from gorgo.core.policy.interface import RouteStats
 from gorgo.core.prompt.fingerprint import PartedHeads
 from gorgo.core.scaling import WantedReplicas
 from gorgo.formatting import counted, first_names
-from gorgo.live.admin.page.recent_stats import (
+from gorgo.live.control.state_file import Frozen
+from gorgo.live.control.transactions import WeightsChange
+from gorgo.live.state import CacheState, LiveState
+from gorgo.live.telemetry.counters import ClientRow
+from gorgo.live.telemetry.health import (
     RECENT_S,
     RECENT_SAMPLES,
+    ProbeTime,
     RecentStats,
     TimeBin,
     recent_stats,
     ttft_series,
 )
-from gorgo.live.control.state_file import Frozen
-from gorgo.live.control.transactions import WeightsChange
-from gorgo.live.state import CacheState, LiveState
-from gorgo.live.telemetry.counters import ClientRow
-from gorgo.live.telemetry.health import ProbeTime
 from gorgo.live.workers.link import WorkerRow
 
 # Differences of a running proxy from regions.yaml: policy, weights, drain marks, and keys that need a restart.

@@ -1,7 +1,7 @@
 """The picker's services on an HTTP/2 of the project's own, on asyncio's protocols.
 
 Owns the listening port, its TLS with the reload of changed files, and the protocol that moves bytes between a socket
-and a `Connection`. Leaves what the bytes mean to `gorgo.picker.transport.http2.connection`.
+and a `Connection`. Leaves what the bytes mean to `gorgo.picker.transport.connection`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gorgo.core.limits import Buffer, BufferBudget
 from gorgo.live.http.tls import ServedTls, follow_files, served_tls
 from gorgo.live.listener.sockets import BACKLOG, address_of, listening
 from gorgo.live.logs import log
-from gorgo.picker.transport.http2.connection import Connection
-from gorgo.picker.transport.http2.frames import Code, Http2Error
-from gorgo.picker.transport.services import Services
-from gorgo.picker.transport.streams import (
+from gorgo.picker.transport.connection import Connection
+from gorgo.picker.transport.frames import Code, Http2Error
+from gorgo.picker.transport.services import (
     CLOSE_S,
     HANDSHAKE_S,
     KEEPALIVE_ANSWER_S,
     KEEPALIVE_S,
     MAX_CONNECTIONS,
+    Services,
     TransportLimits,
 )
 

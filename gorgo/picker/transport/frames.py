@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from gorgo.core.record import record
 from gorgo.errors import MissingExtra
-from gorgo.picker.transport.streams import Status
+from gorgo.picker.transport.services import Status
 
 #: First bytes of a client.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -12,14 +12,13 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gorgo.config.addresses import is_ip_address, split_bind
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, TlsConfig
-from gorgo.config.values import REPLICA_KEEP_ALIVE_S
+from gorgo.config.values import REPLICA_KEEP_ALIVE_S, is_ip_address, split_bind
 from gorgo.core.messages.request import REFUSALS
 from gorgo.core.record import record
 from gorgo.errors import InvalidValueError
-from gorgo.picker.exchange.lifetime import BODY_BYTES
+from gorgo.picker.lifetime import BODY_BYTES
 from gorgo.picker.protocol.messages import BODY, DESTINATION, SERVED_BY, STATUS, TRIED, USAGE
 
 Json = dict[str, Any]

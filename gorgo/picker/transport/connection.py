@@ -1,7 +1,7 @@
 """One connection of HTTP/2 as a server of gRPC, sans-IO: bytes in, bytes out, calls opened and ended.
 
-Owns the state of the connection. Leaves single frames to `gorgo.picker.transport.http2.frames`, one stream to
-`gorgo.picker.transport.http2.stream`, and sockets to the server. Its parts, in the order of the file:
+Owns the state of the connection. Leaves single frames to `gorgo.picker.transport.frames`, one stream to
+`gorgo.picker.transport.stream`, and sockets to the server. Its parts, in the order of the file:
 
 - `ClientSettings`: what the client allows;
 - `FrameBudget`: how many frames without a message a client may send;
@@ -24,8 +24,8 @@ from functools import partial
 from time import monotonic
 
 from gorgo.core.limits import BufferBudget
-from gorgo.picker.transport.http2 import frames
-from gorgo.picker.transport.http2.frames import (
+from gorgo.picker.transport import frames
+from gorgo.picker.transport.frames import (
     MAX_LIST_BYTES,
     RESPONSE,
     BlockReader,
@@ -36,9 +36,8 @@ from gorgo.picker.transport.http2.frames import (
     refusal,
     trailers,
 )
-from gorgo.picker.transport.http2.stream import CallStream, MessageError
-from gorgo.picker.transport.services import Services
-from gorgo.picker.transport.streams import Status, TransportLimits
+from gorgo.picker.transport.services import Services, Status, TransportLimits
+from gorgo.picker.transport.stream import CallStream, MessageError
 
 
 class ClientSettings:

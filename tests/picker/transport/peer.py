@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from hpack import Decoder, Encoder
 
 from gorgo.core.limits import BufferBudget
-from gorgo.picker.transport.http2 import frames
-from gorgo.picker.transport.http2.connection import Connection
-from gorgo.picker.transport.services import PROCESS, Services
-from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
+from gorgo.picker.transport import frames
+from gorgo.picker.transport.connection import Connection
+from gorgo.picker.transport.services import PROCESS, CallHandlers, Output, Services, TransportLimits
 from tests.picker.transport.calls import EchoCall
 
 MESSAGE_BYTES = 200_000

@@ -1,7 +1,7 @@
 """One request until its decision: read, admitted or queued, and chosen for, or refused.
 
 Owns the order of these steps, as the proxy has them, the bytes of the body meanwhile (`BodyBuffer`) and what has to be
-waited for. Leaves what is sent to Envoy to the call, and what follows a dispatch to `gorgo.picker.exchange.lifetime`.
+waited for. Leaves what is sent to Envoy to the call, and what follows a dispatch to `gorgo.picker.lifetime`.
 
 Theory of operation: nearly every request is decided within the step in which its body came. A task is made for a body
 that another process reads, for exact tokens and for a model that no replica is known to serve. A queued request waits
@@ -23,8 +23,7 @@ from gorgo.live.http.body import BODY_COPIES, RequestBuffer, buffer_client
 from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
-from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
-from gorgo.live.parsing.unpacking import unpack_quick
+from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields, unpack_quick
 from gorgo.live.request.parse import ParsedRequest, count_tokens, find_model, may_find_model, parse_request
 from gorgo.live.request.record import (
     RETRY_SOON,
@@ -37,8 +36,7 @@ from gorgo.live.request.record import (
     refusal_headers,
 )
 from gorgo.live.request_options import RequestOptions
-from gorgo.picker.protocol.heads import RequestHead
-from gorgo.picker.protocol.messages import peer_of
+from gorgo.picker.protocol.messages import RequestHead, peer_of
 from gorgo.picker.state import PickerState
 
 # A body as a request for the Router: at once where it is quick to read, else in another process.

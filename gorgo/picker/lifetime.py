@@ -44,7 +44,7 @@ from gorgo.live.request.parse import (
     result_of_stream,
 )
 from gorgo.live.upstream.target import Target
-from gorgo.picker.exchange.pending import PendingRequest
+from gorgo.picker.pending import PendingRequest
 from gorgo.picker.protocol.messages import ServedBy
 from gorgo.picker.state import PickerState
 

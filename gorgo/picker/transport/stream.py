@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from gorgo.core.limits import Buffer
-from gorgo.picker.transport.http2.frames import PREFIX_BYTES
-from gorgo.picker.transport.streams import ServedCall, Status
+from gorgo.picker.transport.frames import PREFIX_BYTES
+from gorgo.picker.transport.services import ServedCall, Status
 
 # Messages of gRPC in the DATA frames of a stream: a byte of compression, four of length, the message.
 

@@ -17,12 +17,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from gorgo.cli import app
+from gorgo.cli import tune as tune_command
 from gorgo.cli.admin import call as group
 from gorgo.cli.policies import compose_policy
-from gorgo.cli.tune import options
-from gorgo.cli.tune import tune as tune_command
-from gorgo.cli.tune.options import TuneSettings
-from gorgo.cli.tune.tune import Changes, addresses_of, tune
+from gorgo.cli.tune import Changes, TuneSettings, addresses_of, tune
 from gorgo.config.load import load_config
 from gorgo.errors import TraceError
 from tuner.campaign.options import CampaignOptions
@@ -35,7 +33,7 @@ from tuner.sidecar import SidecarOptions
 
 
 KEYS = [field.name for field in fields(TuneSettings)]
-ASSET = Path(__file__).parents[2] / "tuner" / "history" / "assets" / "schema-0002.sqlite3"
+ASSET = Path(__file__).parents[1] / "tuner" / "history" / "assets" / "schema-0002.sqlite3"
 
 
 @pytest.fixture
@@ -162,7 +160,7 @@ def test_the_defaults_of_options_and_settings_are_those_of_the_campaign() -> Non
     assert {"mode", "window", "hop", "block_s", "discard_s", "rest_blocks", "alpha", "guard", "max_generations"} <= same
     assert {name: defaults[name] for name in same} == {name: ours[name] for name in same}
     assert TuneSettings().held_out_seeds == SearchOptions().held_out_seeds
-    assert tuple(OPTIMIZERS) == options.ALGORITHMS
+    assert tuple(OPTIMIZERS) == tune_command.ALGORITHMS
 
 
 def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(
@@ -360,7 +358,7 @@ async def test_other_addresses_end_the_tuner_and_a_name_server_that_is_down_does
 # --- `gorgo tune-offline`: from a recorded window to a weights file.
 
 
-REGIONS = Path(__file__).parents[3] / "regions.yaml"
+REGIONS = Path(__file__).parents[2] / "regions.yaml"
 WINDOW = ("chat-small", "--limit", "60", "--max-output", "16", "--policy", "gorgo", "--config", REGIONS)
 FEW = ("--max-generations", "2", "--seeds", "1", "--jobs", "1")
 
