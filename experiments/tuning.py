@@ -27,6 +27,7 @@ from experiments.traffic import marked
 from gorgo.core.limits import RouterLimits
 from gorgo.core.router import Router
 from gorgo.core.training.learning import RecordedOutcome
+from gorgo.lab import whatif
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.decisions import MAX_DECISIONS, LoggedDecision, decision_of
 from gorgo.lab.sim.engine.profiles import find_profile
@@ -37,8 +38,7 @@ from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.whatif import estimate, judge, log_filter
-from gorgo.lab.whatif.log_filter import MOST_DECISIONS, LogFilter
+from gorgo.lab.whatif import MOST_DECISIONS, LogFilter
 from gorgo.policies.registry import make_policy
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.search import RunScore, ScoredWeights, SearchOptions, score_of, search_weights
@@ -55,7 +55,7 @@ PAUSE_S = 0.5
 _CODE = (
     *(Path(module.__file__ or "").parent for module in (tuner.campaign, tuner.offline, tuner.optimizers)),
     *(Path(module.__file__ or "") for module in (tuner.objective, tuner.space, fleets, traffic)),
-    *(Path(module.__file__ or "") for module in (estimate, judge, log_filter)), Path(__file__),
+    Path(whatif.__file__ or ""), Path(__file__),
 )  # fmt: skip
 
 

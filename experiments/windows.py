@@ -21,7 +21,6 @@ from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.interface import Policy
 from gorgo.lab.datasets import Shape, generate_requests
-from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.results import ResultRow, load_text
 from gorgo.lab.sim.faults.scenarios import with_accurate_priors
 from gorgo.lab.sim.fleet import SimFleet
@@ -33,6 +32,7 @@ from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.simulate.run import policy_of
 from gorgo.lab.traces import TraceFilters
+from gorgo.policies.registry import OURS, PAPER
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.simulated_campaign import simulate_campaign
 

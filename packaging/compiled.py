@@ -33,7 +33,6 @@ COMPILED = (
     "gorgo/policies/**/*.py",
     "gorgo/lab/sim/*.py",
     "gorgo/lab/sim/engine/**/*.py",
-    "gorgo/lab/sim/kv_events/*.py",
 )
 
 #: With `--live` these too: what runs once per request or event.

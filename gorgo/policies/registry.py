@@ -46,6 +46,24 @@ _BUILT_IN = {
     "prefix-cache-in-flight": "prefix_cache:PrefixCacheInFlight",
 }
 
+# Names that comparisons take.
+
+#: The published policy, the paper's four baselines, and chance.
+PUBLISHED: tuple[str, ...] = (
+    "gorgo",
+    "least-load",
+    "least-request",
+    "prefix-cache",
+    "simple-session-affinity",
+    "random",
+)
+OURS, PAPER, RANDOM = "gorgo-ms", "gorgo", "random"
+#: The paper's four, as its authors released them.
+BASELINES = tuple(name for name in PUBLISHED if name not in (PAPER, RANDOM))
+#: With the readings that are stronger than the released ones: no claim of this project looks better for a weaker one.
+#: (`least-load-first-token` is weaker at every load.)
+ALL_READINGS = (*BASELINES, "least-request-in-flight", "prefix-cache-in-flight")
+
 
 class _Policies(Mapping[str, type[Policy]]):
     """The classes by name, each imported when it is asked for: a process has one policy, or two."""

@@ -33,7 +33,7 @@ from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.simulate.rows import rare_collections
+from gorgo.lab.simulate.run import rare_collections
 from tests.lab.simulate.elastic import (
     DAY_S,
     ElasticRun,

@@ -26,8 +26,7 @@ from gorgo.lab.sim.named_fleets import find_fleet
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.whatif.estimate import EstimatedChange, Estimator
-from gorgo.lab.whatif.judge import JudgedLog
+from gorgo.lab.whatif import EstimatedChange, Estimator, JudgedLog
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.registry import make_policy
 

@@ -28,7 +28,7 @@ from gorgo.config.values import BLOCK_BYTES
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.replay.summary import ReplayRecord
 from gorgo.lab.sim.records import SimRecord
-from gorgo.lab.sim.routers.group import RouterGroup, Sharing
+from gorgo.lab.sim.routers import RouterGroup, Sharing
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import fingerprinted

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import yaml
 
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from gorgo.lab.replay.bodies import BodiesAhead
 from gorgo.lab.replay.client import ReplayClient, open_http
 from gorgo.lab.replay.options import ReplayOptions

@@ -40,8 +40,7 @@ def demo(
     Each policy runs in a real proxy before a fresh fleet of simulated engines; a table compares them. The command
     starts and stops its own processes and writes nothing but --out. If requests fail, a line per cause says why.
     """
-    from gorgo.lab.demo.options import DemoOptions
-    from gorgo.lab.demo.run import run_demo, show_demo
+    from gorgo.lab.demo import DemoOptions, run_demo, show_demo
     from gorgo.lab.failures import failure_lines
     from gorgo.lab.results import rows_as_json
     from gorgo.lab.traces import TraceFilters

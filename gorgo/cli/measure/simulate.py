@@ -17,7 +17,7 @@ from gorgo.cli.tables import Cell, table, wide_console
 
 if TYPE_CHECKING:
     from gorgo.config.model import Config
-    from gorgo.lab.sim.routers.group import RouterGroup
+    from gorgo.lab.sim.routers import RouterGroup
     from gorgo.lab.simulate.overload import OverloadRow
 
 
@@ -186,7 +186,7 @@ def simulate(
 
 def _group(count: int, split: str, sharing: str, *, delay_ms: float | None, loss: float) -> RouterGroup:
     """Return the routers, or raise a usage error for an unknown kind of split or sharing."""
-    from gorgo.lab.sim.routers.group import SHARINGS, SPLITS, RouterGroup
+    from gorgo.lab.sim.routers import SHARINGS, SPLITS, RouterGroup
 
     return RouterGroup(
         count=count,

@@ -120,7 +120,7 @@ def tune(
 
 def _log_filter(path: Path) -> Callable[[str], Callable[[Mapping[str, float], Mapping[str, float]], str | None]]:
     """Return what makes the filter of a log by the tuned policy's name; the laboratory is loaded with it alone."""
-    from gorgo.lab.whatif.log_filter import LogFilter
+    from gorgo.lab.whatif import LogFilter
 
     return partial(LogFilter.of, path)
 

@@ -36,15 +36,14 @@ from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.faults.injector import EngineObserver, FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.kv_events.reports import CacheReporting, CacheReports
+from gorgo.lab.sim.kv_events import CacheReporting, CacheReports
 from gorgo.lab.sim.network import Link, RandomTable, random_table
 from gorgo.lab.sim.open_requests import OpenRequests
 from gorgo.lab.sim.pinned import TraceObserver
 from gorgo.lab.sim.port import Monitor, background_trips
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.remote_replica import RemoteReplica
-from gorgo.lab.sim.routers.group import ONE_ROUTER, PeerStore, RouterGroup
-from gorgo.lab.sim.routers.shell import KEYS_PER_REQUEST, RouterShell, RunParts
+from gorgo.lab.sim.routers import KEYS_PER_REQUEST, ONE_ROUTER, PeerStore, RouterGroup, RouterShell, RunParts
 from gorgo.lab.sim.topology import Clients
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
 

@@ -21,7 +21,7 @@ from gorgo.lab.sim.faults.scenarios import Scenario
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.network import LATER
 from gorgo.lab.sim.records import SimRecord
-from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.traces import TraceFilters
 

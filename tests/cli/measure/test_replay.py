@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.errors import ConfigError
-from gorgo.lab.demo.options import DemoOptions
+from gorgo.lab.demo import DemoOptions
 from gorgo.lab.profile_file import read_profile
 from gorgo.lab.replay.options import ReplayOptions, ReplayReport
 from gorgo.lab.results import ResultRow
@@ -299,7 +299,7 @@ def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("_no_environment")
 def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([row("random"), row("gorgo", errors=1)])
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", program)
     (tmp_path / "mine").touch()
     result = run(
         *(
@@ -337,7 +337,7 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("_no_environment")
 def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     long = row("gorgo", n=300, errors=2, failures={"prompt over the engine's 32,768 tokens": 2})
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", Program([row("random"), long]))
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", Program([row("random"), long]))
     result = run("demo")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
@@ -348,7 +348,7 @@ def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_environment")
 def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([])
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", program)
     result = run("demo", "--tune", "--policy", "random")
     assert (result.exit_code, program.asked) == (2, [])
     assert "random has no weight that a tuner may move" in " ".join(result.stderr.replace("│", " ").split())

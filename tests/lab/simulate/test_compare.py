@@ -29,7 +29,7 @@ from gorgo.lab.simulate.compare import (
 )
 from gorgo.lab.simulate.feed import feed_of, fingerprinted
 from gorgo.lab.simulate.overload import at_once, capacity_scale, overload_rows, with_queue
-from gorgo.lab.simulate.rows import simulated_run
+from gorgo.lab.simulate.run import simulated_run
 from gorgo.lab.traces import TraceRequest
 from tests.lab.sim.fleets import three_regions
 

@@ -23,8 +23,7 @@ from gorgo.lab.sim.named_fleets import find_fleet
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.whatif import JudgedLog
-from gorgo.lab.whatif.log_filter import LogFilter
+from gorgo.lab.whatif import JudgedLog, LogFilter
 from gorgo.live.telemetry.outcome_log import OutcomeLine
 from gorgo.policies.registry import make_policy
 

@@ -15,10 +15,9 @@ from gorgo.lab.sim.engine.engines import Engine
 from gorgo.lab.sim.engine.request import EngineRequest
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.kv_events.path import PathFaults
-from gorgo.lab.sim.kv_events.reports import CacheReporting
+from gorgo.lab.sim.kv_events import CacheReporting, PathFaults
 from gorgo.lab.sim.remote_replica import RemoteReplica
-from gorgo.lab.sim.routers.shell import RouterShell
+from gorgo.lab.sim.routers import RouterShell
 
 
 class FaultInjector:

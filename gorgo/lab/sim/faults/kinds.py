@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from gorgo.errors import ScenarioError, UnknownReplica
 from gorgo.lab.sim.faults.injector import FaultApi, Partitionable, ReportingCaches
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.kv_events.path import PathFaults
+from gorgo.lab.sim.kv_events import PathFaults
 
 # Theory of operation. `start` runs before the first event and only puts handlers into the kernel's heap. A fault sets
 # a state and sets it back when it ends; two of one kind that overlap on one replica are not added up, the later

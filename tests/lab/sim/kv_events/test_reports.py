@@ -22,8 +22,16 @@ from gorgo.lab.sim.engine.vllm.block_pool import BlockPool
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.faults.kinds import BadReports, Kill, RouterRestart
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.kv_events.path import PathFaults, ReportPath
-from gorgo.lab.sim.kv_events.reports import BUFFERED_BATCHES, GIVE_UP_S, BlockTokens, CacheReports, EventFeed, PushFeed
+from gorgo.lab.sim.kv_events import (
+    BUFFERED_BATCHES,
+    GIVE_UP_S,
+    BlockTokens,
+    CacheReports,
+    EventFeed,
+    PathFaults,
+    PushFeed,
+    ReportPath,
+)
 from gorgo.lab.sim.network import Link, TripDelays, random_table
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.simulation import Simulation, Startable
@@ -376,7 +384,7 @@ def test_a_replay_that_stays_unanswered_for_two_minutes_leaves_a_partial_feed() 
 
 
 def test_batches_that_the_engine_has_no_longer_leave_a_partial_feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.lab.sim.kv_events.reports.BUFFERED_BATCHES", 2)
+    monkeypatch.setattr("gorgo.lab.sim.kv_events.BUFFERED_BATCHES", 2)
     made, _ = scene()
     set_faults(made, 0.0, PathFaults(lost=1.0))
     for number in range(5):

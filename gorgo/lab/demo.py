@@ -1,7 +1,7 @@
-"""The demo: each policy on a fresh fleet, the same requests through a real proxy; with `tune` also with a tuner.
+"""`gorgo demo`: three simulated regions, a real proxy, a trace, and policies in turn; with `tune` also with a tuner.
 
-Owns the order of the policies, the child processes and the fleet that they form, and what is printed at the end. Leaves
-the requests to `gorgo.lab.replay`.
+Owns the options, the order of the policies, the child processes and the fleet that they form, and what is printed at
+the end. Leaves the requests to `gorgo.lab.replay`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,56 @@ from rich.console import Console
 from gorgo.config.atomic import create_file, write_atomically
 from gorgo.errors import FleetError, TraceError
 from gorgo.lab.datasets import DEMO_TRACE, load_requests, shipped_path
-from gorgo.lab.demo.options import DemoOptions
 from gorgo.lab.replay import ReplayOptions, replay
 from gorgo.lab.result_table import results_table
 from gorgo.lab.results import ResultRow, load_text, write_results
 from gorgo.lab.termination import termination_as_interrupt
 from gorgo.lab.traces import TraceFilters, TraceRequest
 from gorgo.live.training_status import model_line
+from gorgo.policies.registry import OURS, PAPER, PUBLISHED, RANDOM
+
+#: The default of `gorgo serve`, then the paper's. `random` would take the demo over its three minutes.
+DEFAULT_POLICIES: tuple[str, ...] = (OURS, *(name for name in PUBLISHED if name != RANDOM))
+#: With `tune`: the one whose weights the paper tunes.
+TUNED_POLICIES: tuple[str, ...] = (PAPER,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """Which policies run on which trace.
+
+    Parameters
+    ----------
+    policies:
+        One fresh fleet each, in this order. Empty: `DEFAULT_POLICIES`, with `tune` `TUNED_POLICIES`.
+    trace:
+        None: the small trace that comes with the project, with `tune` short chats.
+    filters, time_scale:
+        As for a replay.
+    out:
+        Keeps requests, results and process logs there; None: nothing is left behind.
+    seed:
+        Of the network's jitter, the proxy's ties and the scatter.
+    show_progress:
+        Progress on stderr.
+    tune:
+        Three rows of each policy, on fleets of a small model and on short chats: under a `gorgo tune` with blocks of
+        seconds, then on the last part of the trace, which it has not seen, by the defaults and by what it found.
+    """
+
+    policies: tuple[str, ...] = ()
+    trace: Path | None = None
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    time_scale: float = 1.0
+    out: Path | None = None
+    seed: int = 0
+    show_progress: bool = True
+    tune: bool = False
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return self.policies or (TUNED_POLICIES if self.tune else DEFAULT_POLICIES)
+
 
 # Child processes: started, watched until they are ready, and always stopped.
 #
