@@ -31,7 +31,7 @@ from gorgo.lab import whatif
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.decisions import MAX_DECISIONS, LoggedDecision, decision_of
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.named_fleets import QWEN_L40S, find_fleet
+from gorgo.lab.sim.fleet import QWEN_L40S, find_fleet
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once

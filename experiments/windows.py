@@ -22,8 +22,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.interface import Policy
 from gorgo.lab.datasets import Shape, generate_requests
 from gorgo.lab.results import ResultRow, load_text
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.fleet import SimFleet, with_accurate_priors
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.compare import Figure, best_of_rows, geometric_mean, ratio_of

@@ -24,7 +24,7 @@ from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy.weights import Weights
 from gorgo.lab.replay.summary import ReplayRecord
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.faults.scenarios import SCENARIOS
+from gorgo.lab.sim.scenarios import SCENARIOS
 from gorgo.live.admin.app import Admin
 from gorgo.live.http.headers import SESSION_HEADERS
 from gorgo.live.request.parse import INFERENCE_ROUTES

@@ -42,8 +42,7 @@ from gorgo.errors import GorgoError
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.results import load_text
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.network import Link
 from gorgo.lab.simulate.compare import ratio_of
 from gorgo.policies.baselines import RoundRobin

@@ -28,8 +28,8 @@ from experiments.windows import LEARNED, ONLINE, PolicyTask, Workload
 from gorgo.lab.rank import spearman
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.lab.sim.faults.scenarios import OTHER_PROFILE
-from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.fleet import QWEN_L40S
+from gorgo.lab.sim.scenarios import OTHER_PROFILE
 from gorgo.lab.simulate.compare import Ratio
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import OURS, PAPER, RANDOM

@@ -27,8 +27,7 @@ from experiments.windows import RatioTarget, Workload, drawn, targets_of
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.lab.datasets import Shape, read_shape, shapes
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm, find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.lower_bound import cached_tokens, prefill_s
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest

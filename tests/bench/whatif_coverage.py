@@ -22,7 +22,7 @@ from gorgo.core.router import Router
 from gorgo.core.training.learning import RecordedOutcome
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.decisions import LoggedDecision, decision_of
-from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.sim.fleet import find_fleet
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import TraceFilters

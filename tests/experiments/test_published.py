@@ -39,8 +39,8 @@ from experiments.tables import UNSURE, ClaimVerdict, TableSection, as_markdown, 
 from experiments.windows import ONLINE, PolicyTask, Workload
 from gorgo.lab.results import Spread
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.faults.scenarios import OTHER_PROFILE
-from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.fleet import QWEN_L40S
+from gorgo.lab.sim.scenarios import OTHER_PROFILE
 from gorgo.lab.simulate.compare import Ratio
 from gorgo.lab.simulate.run import run_once
 from gorgo.lab.traces import TraceFilters

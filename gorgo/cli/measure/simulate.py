@@ -248,7 +248,7 @@ def scenarios(as_json: options.Json = False) -> None:
 
     With --json, each as a file that `--scenario` reads.
     """
-    from gorgo.lab.sim.faults.scenarios import SCENARIOS, as_document
+    from gorgo.lab.sim.scenarios import SCENARIOS, as_document
 
     if as_json:
         options.print_json([as_document(one) for one in SCENARIOS.values()])
@@ -258,7 +258,7 @@ def scenarios(as_json: options.Json = False) -> None:
 
 def fleets(as_json: options.Json = False) -> None:
     """List the fleets of `--fleet`, the router told the truth about every engine."""
-    from gorgo.lab.sim.named_fleets import FLEETS
+    from gorgo.lab.sim.fleet import FLEETS
 
     if as_json:
         rows = [{"name": one.name, "description": one.description, **asdict(one.fleet())} for one in FLEETS.values()]

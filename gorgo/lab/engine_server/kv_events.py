@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import msgpack
 
 from gorgo.errors import ConfigError
-from gorgo.lab.sim.engine.kv_observer import KvObserver
+from gorgo.lab.sim.engine.kv_cache import KvObserver
 from gorgo.live.kv_events.sockets import import_zmq
 
 #: Messages retained for replays, as in SGLang and vLLM.

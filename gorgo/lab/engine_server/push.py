@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.backoff import backoff_s
 from gorgo.core.prefix.kv_source import chain_hashes
-from gorgo.lab.sim.engine.kv_observer import KvObserver
+from gorgo.lab.sim.engine.kv_cache import KvObserver
 
 # The blocks of an engine's cache by own hashes, into which the engine's hashes are translated, and those that it has
 # evicted since the last push.

@@ -34,7 +34,7 @@ from gorgo.lab.engine_server.push import CacheMirror, PushReporter, PushTarget
 from gorgo.lab.engine_server.replica import SimulatedReplica
 from gorgo.lab.engine_server.stats import SGLANG_VERSION, VLLM_VERSION
 from gorgo.lab.engine_server.streams import EventStream, ResponseFormat, Served, Streamed, TokenStream, Whole, join
-from gorgo.lab.sim.engine.kv_observer import KvObservers
+from gorgo.lab.sim.engine.kv_cache import KvObservers
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.network import JITTER
 

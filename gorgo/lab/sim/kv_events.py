@@ -33,7 +33,7 @@ from gorgo.core.messages.request import Outcome
 from gorgo.core.prefix.kv_source import TOKEN_BYTES, next_hash
 from gorgo.core.router import Router
 from gorgo.lab.sim.engine.engines import CacheReporter, Engine
-from gorgo.lab.sim.engine.kv_observer import KvObserver
+from gorgo.lab.sim.engine.kv_cache import KvObserver
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.network import RandomTable, TripDelays
 from gorgo.lab.sim.port import Reachable

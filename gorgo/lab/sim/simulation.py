@@ -2,7 +2,7 @@
 
 Owns how a run is made of its parts, the feed, events beside those of requests, and the interfaces of what a run takes
 beside its fleet and its requests (`Startable`, `Controller`). `routers.shell` is the shell around a Router. Engines and
-network are in `remote_replica`, faults act through `faults.injector`, `open_requests` records each request and
+network are in `remote_replica`, faults act through `faults`, `open_requests` records each request and
 `event_queue` orders events.
 
 Theory of operation. A run begins with a probe of every replica; requests follow. Probes, scrapes,
@@ -34,7 +34,7 @@ from gorgo.core.router import Router
 from gorgo.errors import ConfigError
 from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.event_queue import EventQueue
-from gorgo.lab.sim.faults.injector import EngineObserver, FaultInjector
+from gorgo.lab.sim.faults import EngineObserver, FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.kv_events import CacheReporting, CacheReports
 from gorgo.lab.sim.network import Link, RandomTable, random_table

@@ -15,8 +15,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.errors import ConfigError
 from gorgo.lab.profile_file import is_profile_file, read_profile
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
-from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, find_fleet
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import BLOCK_TOKENS
 

@@ -17,11 +17,11 @@ from gorgo.core.limits import RouterLimits
 from gorgo.lab.datasets import content_digest
 from gorgo.lab.results import ResultRow
 from gorgo.lab.served import is_good
-from gorgo.lab.sim.faults.scenarios import Scenario
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.network import LATER
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.scenarios import Scenario
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.traces import TraceFilters
 

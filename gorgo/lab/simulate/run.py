@@ -32,11 +32,11 @@ from gorgo.lab.failures import count_cause
 from gorgo.lab.results import ResultRow, Spread, load_text
 from gorgo.lab.served import ServedTally
 from gorgo.lab.sim.engine.itl import ItlHistogram
-from gorgo.lab.sim.faults.scenarios import find_scenario
 from gorgo.lab.sim.lower_bound import LowerBound, lower_bound
 from gorgo.lab.sim.oracle import make_oracle
 from gorgo.lab.sim.pinned import Pinned
 from gorgo.lab.sim.records import SimRecord, SimResult
+from gorgo.lab.sim.scenarios import find_scenario
 from gorgo.lab.sim.simulation import Controller, Simulation
 from gorgo.lab.sim.training import TrainingController
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest, scaled

@@ -25,8 +25,7 @@ from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.replay.bodies import body_of
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm, find_profile
-from gorgo.lab.sim.faults.injector import FaultInjector
-from gorgo.lab.sim.faults.kinds import FailFast
+from gorgo.lab.sim.faults import FailFast, FaultInjector
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.simulation import Simulation

@@ -19,8 +19,7 @@ from gorgo.core.router import Router
 from gorgo.core.training.learning import Learner
 from gorgo.core.training.model import ModelKind, TrainingSpec
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.simulation import Simulation

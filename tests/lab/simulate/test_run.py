@@ -20,8 +20,8 @@ from gorgo.errors import ConfigError, TraceError, UnknownPolicy, UnknownScenario
 from gorgo.lab.rank import rank_table, read_rows
 from gorgo.lab.results import Spread
 from gorgo.lab.sim.engine.itl import ItlHistogram
+from gorgo.lab.sim.fleet import NamedFleet
 from gorgo.lab.sim.lower_bound import lower_bound
-from gorgo.lab.sim.named_fleets import NamedFleet
 from gorgo.lab.sim.records import SimRecord, SimResult
 from gorgo.lab.sim.routers import RouterGroup
 from gorgo.lab.sim.simulation import Simulation

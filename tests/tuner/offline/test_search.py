@@ -19,8 +19,7 @@ from gorgo.errors import TunerError, WeightsError
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.request_log import load_request_log
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.fleet import QWEN_L40S, SimFleet
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.compare import Ratio

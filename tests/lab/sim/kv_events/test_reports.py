@@ -15,12 +15,11 @@ from gorgo.core.messages.kv_events import CacheEvictions, CacheSnapshot, KvEvent
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.core.prefix.kv_source import chain_hashes
 from gorgo.lab.sim.engine.engines import Engine, make_engine
-from gorgo.lab.sim.engine.kv_cache import KvCache
+from gorgo.lab.sim.engine.kv_cache import BlockPool, KvCache
 from gorgo.lab.sim.engine.profiles import as_vllm
 from gorgo.lab.sim.engine.request import EngineRequest
-from gorgo.lab.sim.engine.vllm.block_pool import BlockPool
 from gorgo.lab.sim.event_queue import EventQueue
-from gorgo.lab.sim.faults.kinds import BadReports, Kill, RouterRestart
+from gorgo.lab.sim.faults import BadReports, Kill, RouterRestart
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.kv_events import (
     BUFFERED_BATCHES,

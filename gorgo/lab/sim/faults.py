@@ -1,20 +1,152 @@
-"""Kinds of fault of a simulation: each is a record that schedules itself.
+"""Faults of a simulation: kinds, each a record that schedules itself, and what they act on.
 
-Owns what each does. Leaves to `gorgo.lab.sim.faults.injector` the interface that a fault acts on, and to
-`gorgo.lab.sim.faults.scenarios` which faults a run has.
+Owns what each kind does, the lookup of replicas by name or region (`FaultInjector`), and what observers (the oracle,
+policies that read engines) may see. Leaves which faults a run has to `gorgo.lab.sim.scenarios`, and their effect on one
+replica to `gorgo.lab.sim.remote_replica`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from gorgo.errors import ScenarioError, UnknownReplica
-from gorgo.lab.sim.faults.injector import FaultApi, Partitionable, ReportingCaches
+from gorgo.lab.sim.engine.engines import Engine
+from gorgo.lab.sim.engine.request import EngineRequest
+from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.kv_events import PathFaults
+from gorgo.lab.sim.kv_events import CacheReporting, PathFaults
+from gorgo.lab.sim.remote_replica import RemoteReplica
+from gorgo.lab.sim.routers import RouterShell
+
+
+class FaultInjector:
+    """One run's.
+
+    Parameters
+    ----------
+    kernel, fleet, engines, caches, shells:
+        The simulation's; `engines` by name. Every method raises `UnknownReplica` for a name that is not among them,
+        and does nothing for a region without a replica.
+    """
+
+    def __init__(
+        self,
+        kernel: EventQueue,
+        fleet: SimFleet,
+        engines: Mapping[str, RemoteReplica],
+        caches: CacheReporting,
+        shells: Sequence[RouterShell] = (),
+    ) -> None:
+        self.kernel = kernel
+        self.fleet = fleet
+        self.engines = engines
+        self._caches = caches
+        self._shells = shells
+
+    def set_slowdown(self, replica: str, factor: float) -> None:
+        """The replica's steps from now on take so many times as long."""
+        self._site(replica).set_slowdown(factor)
+
+    def set_rtt(self, region: str, rtt_s: float) -> None:
+        """The mean round trip to a region is another."""
+        for site in self._sites(region):
+            site.set_rtt(rtt_s)
+
+    def kill(self, replica: str) -> None:
+        """Fail open requests and reject new ones; the state of the engine is lost."""
+        self._site(replica).kill()
+
+    def revive(self, replica: str) -> None:
+        """It answers again, with an empty cache."""
+        self._site(replica).revive()
+
+    def hang(self, replica: str) -> None:
+        """Let it stand still with open connections, until it is killed."""
+        self._site(replica).hang()
+
+    def set_draining(self, replica: str, draining: bool) -> None:
+        """Drain it, and have its streams go on elsewhere; or undo that."""
+        self._site(replica)
+        for shell in self._shells:
+            shell.set_draining(replica, draining)
+
+    def set_reachable(self, replica: str, reachable: bool) -> None:
+        """Cut off from the proxy, as if killed, but it keeps its cache."""
+        self._site(replica).set_reachable(reachable)
+
+    def set_metrics(self, replica: str, reported: bool) -> None:
+        """Whether scrapes succeed."""
+        for port in self._site(replica).ports:
+            port.background.reports_metrics = reported
+
+    def set_probes(self, replica: str, reported: bool) -> None:
+        """Whether probes are answered."""
+        for port in self._site(replica).ports:
+            port.background.reports_probes = reported
+
+    def set_failing(self, replica: str, status: int | None) -> None:
+        """Answer each request with an error status at once."""
+        self._site(replica).set_failing(status)
+
+    def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
+        """That share of requests to the region takes so much longer to get there, uniform between the two."""
+        for site in self._sites(region):
+            site.set_path_delay(share, low_s, high_s)
+
+    def set_report_faults(self, replica: str, faults: PathFaults) -> None:
+        """Reports of the replica's cache fare so from now on; requests are not affected."""
+        self._site(replica)
+        feed = self._caches.feeds.get(replica)
+        if feed is not None:
+            feed.path.faults = faults
+
+    def restart_router(self) -> None:
+        """Empty the Router's index; engines and requests go on."""
+        self._caches.restart_router()
+
+    def _site(self, replica: str) -> RemoteReplica:
+        try:
+            return self.engines[replica]
+        except KeyError:
+            raise UnknownReplica(f"no replica named {replica!r}; the fleet has: {', '.join(self.engines)}") from None
+
+    def _sites(self, region: str) -> list[RemoteReplica]:
+        return [site for site in self.engines.values() if site.replica.region == region]
+
+
+# The interfaces of a running simulation for observers and faults: engines, clock, and actions.
+
+
+class EngineView(Protocol):
+    """One engine as an onlooker sees it, at any time of the run."""
+
+    @property
+    def model(self) -> Engine[Any]:
+        """The engine itself; another one after a revival."""
+
+    @property
+    def in_transit(self) -> Sequence[tuple[float, EngineRequest]]:
+        """Requests sent and not there yet, with the times at which they will arrive, s."""
+
+    @property
+    def rtt_s(self) -> float:
+        """Present mean round trip from the proxy."""
+
+    @property
+    def alive(self) -> bool:
+        """False while it is unreachable."""
+
+
+@runtime_checkable
+class EngineObserver(Protocol):
+    """A policy that sees the engines."""
+
+    def observe(self, engines: Mapping[str, EngineView]) -> None:
+        """Before the run; they may be looked at whenever it decides."""
+
 
 # Theory of operation. `start` runs before the first event and only puts handlers into the kernel's heap. A fault sets
 # a state and sets it back when it ends; two of one kind that overlap on one replica are not added up, the later
@@ -27,7 +159,7 @@ T = TypeVar("T")
 class Fault(Protocol):
     """Something that goes wrong."""
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         """Put its events into the world's heap; raises `UnknownReplica` or `ScenarioError` without a target."""
 
 
@@ -40,7 +172,7 @@ class Slow:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         _replica(world, self.replica)
         _set_between(world, world.set_slowdown, self.replica, (self.factor, 1.0), self.start_s, self.end_s)
 
@@ -54,7 +186,7 @@ class RttShift:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         usual_s = region_rtt_s(world.fleet, self.region)
         _set_between(world, world.set_rtt, self.region, (self.rtt_s, usual_s), self.start_s, self.end_s)
 
@@ -67,7 +199,7 @@ class Kill:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         _replica(world, self.replica)
         _from_to(world, self.start_s, lambda: world.kill(self.replica), self.end_s, lambda: world.revive(self.replica))
 
@@ -80,7 +212,7 @@ class Hang:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         _replica(world, self.replica)
         world.kernel.at(self.start_s, lambda: world.hang(self.replica))
         if self.end_s < inf:
@@ -95,7 +227,7 @@ class Drain:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         _replica(world, self.replica)
         _set_between(world, world.set_draining, self.replica, (True, False), self.start_s, self.end_s)
 
@@ -109,7 +241,7 @@ class FailFast:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         _replica(world, self.replica)
         _set_between(world, world.set_failing, self.replica, (self.status, None), self.start_s, self.end_s)
 
@@ -122,7 +254,7 @@ class StaleMetrics:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         for name in one_or_all(world, self.replica):
             _set_between(world, world.set_metrics, name, (False, True), self.start_s, self.end_s)
 
@@ -135,24 +267,22 @@ class StaleProbes:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         for name in one_or_all(world, self.replica):
             _set_between(world, world.set_probes, name, (False, True), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A region is unreachable. If the simulation can only kill, its replicas restart cold."""
+    """A region is unreachable; its replicas keep their caches."""
 
     region: str
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
-        cut, mend = _cutting(world)
+    def start(self, world: FaultInjector) -> None:
         for replica in replicas_in(world.fleet, self.region):
-            _each_fault(world, self.start_s, cut, replica)
-            _each_fault(world, self.end_s, mend, replica)
+            _set_between(world, world.set_reachable, replica, (False, True), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +296,13 @@ class PeriodicStall:
     every_s: float = 100.0
     start_s: float = 0.0
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         _replica(world, self.replica)
         if not 0 < self.lasts_s < self.every_s or self.end_s == inf:
             raise ScenarioError(f"{self!r}: expected 0 < lasts_s < every_s and an end")
         self._next(world, self.start_s + self.every_s)
 
-    def _next(self, world: FaultApi, at_s: float) -> None:
+    def _next(self, world: FaultInjector, at_s: float) -> None:
         """One period at a time is in the heap."""
         if at_s < self.end_s:
             Slow(self.replica, self.factor, at_s, min(at_s + self.lasts_s, self.end_s)).start(world)
@@ -190,7 +320,7 @@ class DelaySpikes:
     start_s: float = 0.0
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
+    def start(self, world: FaultInjector) -> None:
         replicas_in(world.fleet, self.region)
         _from_to(
             world,
@@ -216,7 +346,7 @@ def region_rtt_s(fleet: SimFleet, region: str) -> float:
     return next(replica.link.rtt_s for replica in fleet.replicas if replica.name == first)
 
 
-def one_or_all(world: FaultApi, replica: str | None) -> Sequence[str]:
+def one_or_all(world: FaultInjector, replica: str | None) -> Sequence[str]:
     """Return the replica, or all of the fleet for `None`; raises `UnknownReplica`."""
     return [each.name for each in world.fleet.replicas] if replica is None else [_replica(world, replica)]
 
@@ -224,35 +354,28 @@ def one_or_all(world: FaultApi, replica: str | None) -> Sequence[str]:
 # -- helpers
 
 
-def _from_to(world: FaultApi, start_s: float, begin: Callable[[], None], end_s: float, end: Callable[[], None]) -> None:
+def _from_to(
+    world: FaultInjector, start_s: float, begin: Callable[[], None], end_s: float, end: Callable[[], None]
+) -> None:
     world.kernel.at(start_s, begin)
     if end_s < inf:
         world.kernel.at(end_s, end)
 
 
-def _each_fault(world: FaultApi, at_s: float, act: Callable[[str], None], replica: str) -> None:
-    if at_s < inf:
-        world.kernel.at(at_s, lambda: act(replica))
-
-
 def _set_between(
-    world: FaultApi, set_value: Callable[[str, T], None], name: str, values: tuple[T, T], start_s: float, end_s: float
+    world: FaultInjector,
+    set_value: Callable[[str, T], None],
+    name: str,
+    values: tuple[T, T],
+    start_s: float,
+    end_s: float,
 ) -> None:
     """Set a value of a replica or region at the start, and its usual one at the end."""
     value, usual = values
     _from_to(world, start_s, lambda: set_value(name, value), end_s, lambda: set_value(name, usual))
 
 
-def _cutting(world: FaultApi) -> tuple[Callable[[str], None], Callable[[str], None]]:
-    if isinstance(world, Partitionable):
-        severable = world
-        return lambda replica: severable.set_reachable(replica, False), lambda replica: severable.set_reachable(
-            replica, True
-        )
-    return world.kill, world.revive
-
-
-def _replica(world: FaultApi, name: str) -> str:
+def _replica(world: FaultInjector, name: str) -> str:
     names = [replica.name for replica in world.fleet.replicas]
     if name not in names:
         raise UnknownReplica(f"no replica named {name!r}; the fleet has: {', '.join(names)}")
@@ -276,12 +399,9 @@ class BadReports:
     start_s: float
     end_s: float = inf
 
-    def start(self, world: FaultApi) -> None:
-        caches = _reporting(world)
+    def start(self, world: FaultInjector) -> None:
         for name in one_or_all(world, self.replica):
-            world.kernel.at(self.start_s, lambda name=name: caches.set_report_faults(name, self.faults))  # type: ignore[misc]
-            if self.end_s < inf:
-                world.kernel.at(self.end_s, lambda name=name: caches.set_report_faults(name, _NONE))  # type: ignore[misc]
+            _set_between(world, world.set_report_faults, name, (self.faults, _NONE), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +410,5 @@ class RouterRestart:
 
     at_s: float
 
-    def start(self, world: FaultApi) -> None:
-        world.kernel.at(self.at_s, _reporting(world).restart_router)
-
-
-def _reporting(world: FaultApi) -> ReportingCaches:
-    if not isinstance(world, ReportingCaches):
-        raise ScenarioError("expected a simulation whose engines report their caches")
-    return world
+    def start(self, world: FaultInjector) -> None:
+        world.kernel.at(self.at_s, world.restart_router)

@@ -2,7 +2,7 @@
 
 Owns the record, whose keys are those of a file (`read_scenario`), and the table of named scenarios, which are such
 records. A scenario changes a base fleet and its network, places clients and routers, adds faults over the length of the
-run, and may move arrivals. Leaves what a fault does to `gorgo.lab.sim.faults.kinds`, and where clients and routers are
+run, and may move arrivals. Leaves what a fault does to `gorgo.lab.sim.faults`, and where clients and routers are
 to `gorgo.lab.sim.topology`.
 """
 
@@ -25,8 +25,8 @@ from gorgo.config.values import Count, Name, NotNegative, Positive, Text, strict
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.numeric import Floats
 from gorgo.errors import ScenarioError, UnknownProfile, UnknownReplica, UnknownScenario
-from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.lab.sim.faults.kinds import (
+from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.lab.sim.faults import (
     DelaySpikes,
     Drain,
     FailFast,
@@ -41,7 +41,7 @@ from gorgo.lab.sim.faults.kinds import (
     StaleProbes,
     replicas_in,
 )
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors, with_priors_of
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.topology import Topology
 
@@ -351,7 +351,7 @@ class Scenario:
             return topology.fleet_of(changed, 0)
         if self.network == NetworkSettings():
             return changed
-        return _each(changed, lambda replica: replace(replica, link=self.network.applied(replica.link)))
+        return changed.changed(lambda replica: replace(replica, link=self.network.applied(replica.link)))
 
     def planned(self, fleet: SimFleet, duration_s: float) -> list[Fault]:
         """Return the faults of a run of so many seconds on that fleet; raises `ScenarioError` and `UnknownReplica`."""
@@ -470,11 +470,6 @@ def nearest(fleet: SimFleet) -> SimReplica:
     return min(fleet.replicas, key=lambda replica: replica.link.rtt_s)
 
 
-def with_accurate_priors(fleet: SimFleet) -> SimFleet:
-    """The same fleet, the Router told of each replica what its engine is: KV pool, batch, time of a prefill."""
-    return _each(fleet, lambda replica: _with_reported(replica, replica.profile))
-
-
 def burst(arrivals_s: Floats, *, every_s: float = BURST_EVERY_S, lasts_s: float = BURST_LASTS_S) -> Floats:
     """Arrivals of each `every_s` moved into its first `lasts_s`, in order.
 
@@ -491,30 +486,13 @@ def burst(arrivals_s: Floats, *, every_s: float = BURST_EVERY_S, lasts_s: float 
 # -- fleets
 
 
-def _each(fleet: SimFleet, change: Callable[[SimReplica], SimReplica]) -> SimFleet:
-    return replace(fleet, replicas=tuple(map(change, fleet.replicas)))
-
-
-def _with_reported(replica: SimReplica, profile: EngineProfile, *, faster: float = 1.0) -> SimReplica:
-    """Return a replica whose configured profile is `profile` with prefills `faster` times as fast."""
-    spec = replace(
-        replica.spec,
-        kv_capacity_tokens=profile.kv_tokens,
-        max_running_requests=profile.max_running_requests,
-        prefill_base_s=profile.prefill_base_s / faster,
-        prefill_tokens_per_s=profile.prefill_tokens_per_s * faster,
-        prefill_kappa_s=profile.prefill_kappa_s / faster,
-    )
-    return replace(replica, spec=spec)
-
-
 def _with_priors(fleet: SimFleet, faster: float) -> SimFleet:
-    return _each(fleet, lambda replica: _with_reported(replica, replica.profile, faster=faster))
+    return fleet.changed(lambda replica: with_priors_of(replica, replica.profile, faster=faster))
 
 
 def _with_profile(fleet: SimFleet, change: ProfileChange) -> SimFleet:
     chosen, profile = find_replica(fleet, change.replica), find_profile(change.name)
-    changed = _each(fleet, lambda replica: replace(replica, profile=profile) if replica is chosen else replica)
+    changed = fleet.changed(lambda replica: replace(replica, profile=profile) if replica is chosen else replica)
     return with_accurate_priors(changed)
 
 
@@ -523,7 +501,7 @@ def _finding(fleet: SimFleet, change: EngineSettings) -> SimFleet:
         profile = replace(replica.profile, hit_share=change.hit_share, checkpoint_tokens=change.checkpoint_tokens)
         return replace(replica, profile=profile)
 
-    return _each(fleet, changed)
+    return fleet.changed(changed)
 
 
 def _so_many_per_region(fleet: SimFleet, least: int) -> SimFleet:
@@ -545,7 +523,7 @@ def _one_region(fleet: SimFleet, rtt_s: float) -> SimFleet:
         spec: ReplicaSpec = replace(replica.spec, region=region)
         return replace(replica, spec=spec, link=replace(replica.link, rtt_s=rtt_s))
 
-    return _each(fleet, moved)
+    return fleet.changed(moved)
 
 
 # -- the table
