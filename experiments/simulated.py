@@ -32,8 +32,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.index import Origin
 from gorgo.core.training.model import Model
 from gorgo.lab.rank import spearman
-from gorgo.lab.results import ResultRow
-from gorgo.lab.served import TTFT_MS
+from gorgo.lab.results import TTFT_MS, ResultRow
 from gorgo.lab.sim.kv_events import CacheReports
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup

@@ -14,7 +14,7 @@ from gorgo.lab import demo
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.demo import DEMO_LAYOUT, FleetLayout
 from gorgo.lab.results import ResultRow, Spread
-from gorgo.lab.simulate.fleet import fleet_of
+from gorgo.lab.sim.fleet import fleet_of
 from gorgo.policies.registry import POLICIES as REGISTERED
 from tests.bench.herd import _HEADER, LAYOUT, POLICIES, SESSIONS, SPEED, TRACE, cells_of
 from tests.bench.overload_lateness import WAYS, line, one, ratio

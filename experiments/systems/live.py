@@ -52,8 +52,8 @@ from experiments.tables import TableSection, number
 from gorgo.errors import GorgoError
 from gorgo.lab.datasets import HerdShape, generate_requests, load_requests
 from gorgo.lab.demo import MODEL, UNKNOWN_URL, FleetLayout, write_config
-from gorgo.lab.replay import ReplayOptions, replay
-from gorgo.lab.replay.summary import Tally
+from gorgo.lab.replay import replay
+from gorgo.lab.replay_client import ReplayOptions, Tally
 from gorgo.lab.results import ResultRow
 from gorgo.lab.termination import termination_as_interrupt
 from gorgo.lab.traces import TraceFilters, TraceRequest

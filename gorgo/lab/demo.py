@@ -30,9 +30,9 @@ from rich.console import Console
 from gorgo.config.atomic import create_file, write_atomically
 from gorgo.errors import FleetError, TraceError
 from gorgo.lab.datasets import DEMO_TRACE, load_requests, shipped_path
-from gorgo.lab.replay import ReplayOptions, replay
-from gorgo.lab.result_table import results_table
-from gorgo.lab.results import ResultRow, load_text, write_results
+from gorgo.lab.replay import replay
+from gorgo.lab.replay_client import ReplayOptions
+from gorgo.lab.results import ResultRow, load_text, results_table, write_results
 from gorgo.lab.termination import termination_as_interrupt
 from gorgo.lab.traces import TraceFilters, TraceRequest
 from gorgo.live.training_status import model_line
@@ -84,7 +84,8 @@ class DemoOptions:
 # Child processes: started, watched until they are ready, and always stopped.
 #
 # Their output goes to files, never to pipes that could fill. They are stopped by SIGTERM, a bounded wait and SIGKILL,
-# also after Ctrl-C during the stop. `gorgo` processes end by themselves if this one is killed (`gorgo.lab.child`).
+# also after Ctrl-C during the stop. `gorgo` processes end by themselves if this one is killed
+# (`gorgo.lab.termination`).
 
 
 #: For so many interpreters that start at once on two slow cores.
@@ -128,7 +129,7 @@ class Processes:
     def start(self, name: str, arguments: Sequence[str]) -> None:
         """Start `gorgo` with `arguments`, without waiting."""
         self._alive = self._alive or os.pipe()
-        self._start(name, [sys.executable, "-m", "gorgo.lab.child", *arguments], stdin=self._alive[0])
+        self._start(name, [sys.executable, "-m", "gorgo.lab.termination", *arguments], stdin=self._alive[0])
 
     def start_command(self, name: str, command: Sequence[str]) -> None:
         """Start any command under `name`."""

@@ -63,7 +63,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learning import Learner
 from gorgo.errors import ConfigError, TraceError
 from gorgo.lab.decisions import LoggedDecision, newest_decisions
-from gorgo.lab.report.output import require_extra
+from gorgo.lab.report import require_extra
 from gorgo.lab.results import ResultRow
 from gorgo.policies.gorgo_ms import predict_times
 from gorgo.policies.registry import make_policy

@@ -28,7 +28,8 @@ from gorgo.lab.demo import (
     running_fleet,
     show_demo,
 )
-from gorgo.lab.replay import ReplayOptions, ReplayReport, replay
+from gorgo.lab.replay import replay
+from gorgo.lab.replay_client import ReplayOptions, ReplayReport
 from gorgo.lab.traces import TraceFilters, load_trace
 from tests.lab.test_results import row
 

@@ -43,10 +43,9 @@ def replay(
     any request failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
     from gorgo.lab.failures import failure_lines
-    from gorgo.lab.replay.options import ReplayOptions
-    from gorgo.lab.replay.run import replay_command
-    from gorgo.lab.result_table import results_table
-    from gorgo.lab.results import rows_as_json
+    from gorgo.lab.replay import replay_command
+    from gorgo.lab.replay_client import ReplayOptions
+    from gorgo.lab.results import results_table, rows_as_json
 
     filters = options.trace_filters(
         limit=limit,

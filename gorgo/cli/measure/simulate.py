@@ -214,7 +214,7 @@ def _baselines(named: list[str] | None) -> Sequence[str]:
 
 def _columns(named: list[str] | None) -> Sequence[str]:
     """Return the columns of the table, or raise a usage error for an unknown one."""
-    from gorgo.lab.result_table import COLUMNS, SIMULATED
+    from gorgo.lab.results import COLUMNS, SIMULATED
 
     for name in named or ():
         if name not in COLUMNS:
@@ -321,8 +321,8 @@ def overload(
     Queued requests have these times as deadline and goal unless overload.slo_ttft_ms and slo_e2e_ms are configured.
     """
     from gorgo.config.load import load_config
+    from gorgo.lab.sim.fleet import chosen_fleet, limits_of
     from gorgo.lab.simulate import SimJob
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
     from gorgo.lab.simulate.overload import LOADS, capacity_scale, overload_rows
 
     loaded = load_config(config)

@@ -66,8 +66,7 @@ def tune_offline(
     from gorgo.cli.tune.options import campaign_options, read_settings
     from gorgo.config.load import load_config
     from gorgo.lab.request_log import skipped_lines
-    from gorgo.lab.sim.fleet import FLEETS
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
+    from gorgo.lab.sim.fleet import FLEETS, chosen_fleet, limits_of
     from tuner.commands import offline_options, rehearse_offline, search_offline
 
     named = fleet if fleet in FLEETS else None

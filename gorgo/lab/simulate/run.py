@@ -29,8 +29,8 @@ from gorgo.core.training.learning import find_learner
 from gorgo.errors import ConfigError, TraceError
 from gorgo.lab.datasets import load_requests, own_block_tokens, unit_warning
 from gorgo.lab.failures import count_cause
-from gorgo.lab.results import ResultRow, Spread, load_text
-from gorgo.lab.served import ServedTally
+from gorgo.lab.prompt_text import is_keyed, largest_share
+from gorgo.lab.results import ResultRow, ServedTally, Spread, load_text
 from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.lower_bound import LowerBound, lower_bound
 from gorgo.lab.sim.oracle import make_oracle
@@ -52,9 +52,7 @@ from gorgo.lab.simulate.job import (
     run_digest,
     setting_of,
 )
-from gorgo.lab.traces import TraceFilters
-from gorgo.lab.traces.load import SPAN_S_MAX
-from gorgo.lab.traces.text import is_keyed, largest_share
+from gorgo.lab.traces import SPAN_S_MAX, TraceFilters
 from gorgo.learning.trainer import Trainer
 from gorgo.policies.registry import make_policy, make_shadow
 

@@ -31,17 +31,15 @@ from gorgo.errors import MissingExtra
 from gorgo.lab.datasets import is_shape
 from gorgo.lab.failures import failure_lines
 from gorgo.lab.progress import shown_progress
-from gorgo.lab.result_table import SIMULATED, results_table
-from gorgo.lab.results import ResultRow, load_text, write_results
-from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.prompt_text import warning
+from gorgo.lab.results import SIMULATED, ResultRow, load_text, results_table, write_results
+from gorgo.lab.sim.fleet import SimFleet, chosen_fleet, limits_of, with_queue_for_all
 from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
 from gorgo.lab.sim.scenarios import Scenario, chosen_scenario, find_scenario
 from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95, units_of
-from gorgo.lab.simulate.fleet import chosen_fleet, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, PINNED, STEADY, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import policy_of, run_many
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.traces.text import warning
 from gorgo.policies.registry import PUBLISHED, make_shadow
 
 if TYPE_CHECKING:

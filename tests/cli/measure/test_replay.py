@@ -15,12 +15,11 @@ from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.errors import ConfigError
 from gorgo.lab.demo import DemoOptions
-from gorgo.lab.profile_file import read_profile
-from gorgo.lab.replay.options import ReplayOptions, ReplayReport
+from gorgo.lab.replay_client import ReplayOptions, ReplayReport
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile, read_profile
+from gorgo.lab.sim.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate import SimJob, SimulatedRun, SimulateOptions
-from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import Goodput
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
@@ -236,7 +235,7 @@ def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.Monkey
 def replayed(monkeypatch: pytest.MonkeyPatch, warning: str | None = None, **errors: int) -> Program:
     answer = ReplayReport(row=row(errors=sum(errors.values()), failures=errors), wall_s=1.0, warning=warning)
     program = Program(answer)
-    monkeypatch.setattr("gorgo.lab.replay.run.replay_command", program)
+    monkeypatch.setattr("gorgo.lab.replay.replay_command", program)
     return program
 
 
@@ -291,7 +290,7 @@ def test_replay_prints_the_row_and_why_requests_failed(monkeypatch: pytest.Monke
 def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = dict.fromkeys((f"replica-{number}" for number in range(8)), 1 / 8)
     answer = ReplayReport(row=row("simple-session-affinity", share=shares), wall_s=1.0)
-    monkeypatch.setattr("gorgo.lab.replay.run.replay_command", Program(answer))
+    monkeypatch.setattr("gorgo.lab.replay.replay_command", Program(answer))
     assert "12/12/12/12/12/12/12/12" in run("replay", "my-trace").stdout
 
 

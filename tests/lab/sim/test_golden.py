@@ -23,7 +23,7 @@ from gorgo.core.router import Router
 from gorgo.core.training.model import TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.lab.datasets import load_requests
-from gorgo.lab.replay.bodies import body_of
+from gorgo.lab.prompt_text import body_of
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm, find_profile
 from gorgo.lab.sim.faults import FailFast, FaultInjector
 from gorgo.lab.sim.fleet import SimFleet, SimReplica

@@ -12,7 +12,7 @@ import pytest
 
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TraceError
-from gorgo.lab.replay.bodies import body_of
+from gorgo.lab.prompt_text import body_of
 from gorgo.lab.results import ResultRow, Spread
 from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.records import SimRecord, SimResult

@@ -10,15 +10,17 @@ exactly the prefix that their `hash_ids` share, on every machine and in every ru
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prompt.parse import read_prompt
-from gorgo.lab.traces.rows import BLOCK_TOKENS, TraceRequest
+from gorgo.lab.traces import BLOCK_TOKENS, TraceRequest
 
 BYTES_PER_TOKEN = 4
 BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
@@ -56,6 +58,24 @@ def prompt_text(
 def request_text(request: TraceRequest) -> bytes:
     """The prompt of a request that has no body of its own."""
     return prompt_text(request.hash_ids, request.input_tokens, rest=_rest(request), block_tokens=request.block_tokens)
+
+
+def body_of(request: TraceRequest, model: str) -> bytes:
+    """A streaming chat completion that gives exactly the trace's number of output tokens, where engines allow it."""
+    body: dict[str, Any] = dict(request.body) if request.body is not None else {"messages": [_message(request)]}
+    body.pop("max_completion_tokens", None)  # `max_tokens` below takes its place
+    body |= {
+        "model": model,
+        "max_tokens": request.output_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return json.dumps(body).encode()
+
+
+def _message(request: TraceRequest) -> dict[str, str]:
+    return {"role": "user", "content": request_text(request).decode("ascii")}
 
 
 def head_text(request: TraceRequest, block_tokens: int = BLOCK_TOKENS) -> bytes:

@@ -2,9 +2,8 @@
 
 In a closed loop the turns of a session follow each other instead: each is sent a think time after the answer before it.
 
-Owns the loop and its progress on stderr. Leaves one request to `gorgo.lab.replay.client`, and the result row to
-`gorgo.lab.replay.summary`. Bodies are built while nothing is due. Latency counts from the scheduled time; lateness is
-measured as slip, not hidden.
+Owns the loop and its progress on stderr. Leaves one request and its record to `gorgo.lab.replay_client`. Bodies are
+built while nothing is due. Latency counts from the scheduled time; lateness is measured as slip, not hidden.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import gc
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -27,15 +27,49 @@ from gorgo.config.atomic import create_text_file
 from gorgo.errors import TraceError
 from gorgo.lab.datasets import load_requests, own_block_tokens, unit_warning
 from gorgo.lab.progress import ProgressDisplay, progress_display
-from gorgo.lab.replay.bodies import BodiesAhead, body_of
-from gorgo.lab.replay.client import ReplayClient, first_model, open_http, wait_for_port
-from gorgo.lab.replay.options import ReplayOptions, ReplayReport
-from gorgo.lab.replay.summary import ReplayRecord, Tally
+from gorgo.lab.prompt_text import beginning, body_of, is_keyed, largest_share, warning
+from gorgo.lab.replay_client import (
+    ReplayClient,
+    ReplayOptions,
+    ReplayRecord,
+    ReplayReport,
+    Tally,
+    first_model,
+    open_http,
+    wait_for_port,
+)
 from gorgo.lab.results import write_results
 from gorgo.lab.termination import stop_signals
 from gorgo.lab.traces import TraceRequest, next_turns, scheduled_s
-from gorgo.lab.traces.text import beginning, is_keyed, largest_share, warning
 from gorgo.policies.registry import make_policy, policy_names
+
+#: Bodies built ahead of time. The largest burst on one stamp of the traces in use is 28; 100 kB each is 3 MB.
+LOOK_AHEAD = 32
+
+
+class BodiesAhead:
+    """Requests with their bodies, in order; idle time is used to build the next few."""
+
+    def __init__(self, requests: Sequence[TraceRequest], model: str, *, look_ahead: int = LOOK_AHEAD) -> None:
+        self._left: Iterator[TraceRequest] = iter(requests)
+        self._model = model
+        self._look_ahead = look_ahead
+        self._ready: deque[tuple[TraceRequest, bytes]] = deque()
+
+    def build_one(self) -> bool:
+        """Builds one more body; False when enough are ready or none is left."""
+        request = next(self._left, None) if len(self._ready) < self._look_ahead else None
+        if request is None:
+            return False
+        self._ready.append((request, body_of(request, self._model)))
+        return True
+
+    def next(self) -> tuple[TraceRequest, bytes] | None:
+        """The next request and its body; None at the end."""
+        if not self._ready:
+            self.build_one()
+        return self._ready.popleft() if self._ready else None
+
 
 #: So that the longest policy's name, the bar and the status fit 80 characters.
 BAR_WIDTH = 8
