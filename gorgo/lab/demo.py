@@ -398,10 +398,10 @@ class DemoRun:
 
 
 def run_demo(options: DemoOptions, *, on_words: Callable[[str], None] | None = None) -> list[ResultRow]:
-    """Run each policy and return its row, with `options.tune` three rows: default, while tuned, frozen.
+    """Run each policy and return its row, with `DemoOptions.tune` three rows: default, while tuned, frozen.
 
     Stops every process that it started; only `out` is left. `on_words` is called with what each policy has learned, and
-    with `options.tune` its tuning history as a table.
+    with `DemoOptions.tune` its tuning history as a table.
 
     Raises `TraceError` for the trace and `FleetError` if a process does not start or ends by itself.
     """

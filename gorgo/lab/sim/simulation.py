@@ -1,7 +1,7 @@
 """One run in virtual time: the proxy's own Router and policy, simulated replicas, one workload of requests.
 
 Owns how a run is made of its parts, the feed, events beside those of requests, and the interfaces of what a run takes
-beside its fleet and its requests (`Startable`, `Controller`). `routers.shell` is the shell around a Router. Engines and
+beside its fleet and its requests (`Startable`, `Controller`). `routers` has the shell around a Router. Engines and
 network are in `remote_replica`, faults act through `faults`, `open_requests` records each request and
 `event_queue` orders events.
 
