@@ -41,9 +41,8 @@ from gorgo.lab.traces import TraceFilters
 from gorgo.lab.whatif import MOST_DECISIONS, LogFilter
 from gorgo.policies.registry import make_policy
 from tuner.campaign.options import CampaignOptions
-from tuner.offline.search import RunScore, ScoredWeights, SearchOptions, score_of, search_weights
+from tuner.offline.search import RunScore, ScoredWeights, SearchOptions, decide, score_of, search_weights
 from tuner.offline.simulated_campaign import simulate_campaign
-from tuner.offline.verdict import decide
 
 #: The paper drops longer prompts and caps answers; nearly all end at the cap.
 MAX_INPUT, MAX_OUTPUT = 24_000, 128

@@ -40,18 +40,21 @@ from tuner.offline import (
     simulated_campaign,
     weights_file,
 )
-from tuner.offline.calibration import MAX_BYTES, read_fleet
+from tuner.offline.composition import MAX_BYTES, read_fleet
 from tuner.offline.search import (
+    ANOTHER_DAY,
     HELD_OUT,
     HELD_OUT_SEED,
     MODE,
     CandidateBatch,
     RunScore,
     ScoredWeights,
+    SearchVerdict,
+    not_shown,
     refused,
     scores_of,
+    start_is_worse,
 )
-from tuner.offline.verdict import ANOTHER_DAY, SearchVerdict, not_shown, start_is_worse
 
 # --- A fleet and a window small enough that a whole campaign on it takes a second.
 
