@@ -30,7 +30,7 @@ from gorgo.core.limits import HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.decision import Decision
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.index import Origin
-from gorgo.core.training.model import Model
+from gorgo.core.training.learning import Model
 from gorgo.lab.rank import spearman
 from gorgo.lab.results import TTFT_MS, ResultRow
 from gorgo.lab.sim.kv_events import CacheReports

@@ -42,7 +42,7 @@ from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import ClientQuotas, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome, RouteRequest, SampleRing
-from gorgo.core.training.features import prefix_group
+from gorgo.core.training.candidate_table import prefix_group
 from gorgo.core.training.learning import OutcomeRecorder, RecordedOutcome
 from gorgo.core.training.outcomes import OutcomeRow
 

@@ -20,7 +20,7 @@ from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.config.values import BLOCK_BYTES
 from gorgo.core.messages.decision import Decision
 from gorgo.core.router import Router
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.prompt_text import body_of

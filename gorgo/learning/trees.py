@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.numeric import Floats
-from gorgo.core.training.model import TargetKind, TrainingSpec
+from gorgo.core.training.learning import TargetKind, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import MissingExtra
-from gorgo.learning.models.base import LEAST_TPOT_ROWS, FittedModel, capped_ttft_s, decode, encode, facts
-from gorgo.learning.models.network import one_sided
+from gorgo.learning.base import LEAST_TPOT_ROWS, FittedModel, capped_ttft_s, decode, encode, facts
+from gorgo.learning.network import one_sided
 
 #: Predictions and data set -> first and second derivative of the loss by each prediction.
 Objective = Callable[[Floats, object], tuple[Floats, Floats]]

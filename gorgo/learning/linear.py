@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.numeric import Floats
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.learning.models.base import LEAST_TPOT_ROWS, FittedModel, Scaler, capped_ttft_s, facts, impute
-from gorgo.learning.models.network import one_sided
+from gorgo.learning.base import LEAST_TPOT_ROWS, FittedModel, Scaler, capped_ttft_s, facts, impute
+from gorgo.learning.network import one_sided
 
 #: Weight of the squared coefficients, in rows: far below a round's thousands, above 0 for columns that agree.
 _RIDGE = 1.0

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.numeric import Floats
-from gorgo.core.training.model import TargetKind
+from gorgo.core.training.learning import TargetKind
 from gorgo.core.training.outcomes import TrainingRows
 
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.record import record
-from gorgo.core.training.model import TargetKind, TrainingSpec
+from gorgo.core.training.learning import TargetKind, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.learning.models.base import FittedModel, Scaler, capped_ttft_s, decode, encode, facts
+from gorgo.learning.base import FittedModel, Scaler, capped_ttft_s, decode, encode, facts
 
 #: Of either precision.
 AnyFloats = NDArray[np.floating[Any]]

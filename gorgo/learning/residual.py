@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.numeric import Floats
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import ConfigError
-from gorgo.learning.models.base import FittedModel, Scaler, capped_ttft_s, facts
-from gorgo.learning.models.network import Descent, Perceptron, descend, last_layer_gradients
+from gorgo.learning.base import FittedModel, Scaler, capped_ttft_s, facts
+from gorgo.learning.network import Descent, Perceptron, descend, last_layer_gradients
 
 # Waits that an engine imposes beyond a prediction by priors: for its running step, and for KV memory.
 #
