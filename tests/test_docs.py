@@ -312,6 +312,26 @@ def test_the_readme_counts_the_missed_targets_of_the_page_of_results() -> None:
     assert f"{words[missed]} {'is' if missed == 1 else 'are'} missed" in readme
 
 
+def visible_words(text: str) -> list[str]:
+    """Return what a reader of the page reads: tables, commands of a line and the text of links and pictures count.
+
+    Fenced blocks, comments, the targets of links and what has neither letter nor digit nor `%` do not.
+    """
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", text).replace("<br>", " ")
+    return [word for word in text.split() if re.search(r"[\w%]", word)]
+
+
+def test_words_of_a_page_are_counted_without_marks_targets_and_fences() -> None:
+    table = "<!-- figures: a -->\n| b | 5 %<br>c |\n|---|---|\n"
+    page = f"## A [link](https://example.org)\n\n{table}\n```sh\nd e\n```\n\n    make f\n"
+    assert visible_words(page) == ["A", "[link]", "b", "5", "%", "c", "make", "f"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(visible_words((ROOT / "README.md").read_text())) <= 900
+
+
 def test_the_page_for_users_of_other_routers_names_what_they_ask_for_and_this_project_has() -> None:
     """Discovery, events, tokenizers and shared state: the page once said that none of them exists."""
     page = (ROOT / "docs/migrating.md").read_text()
