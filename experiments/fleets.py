@@ -19,8 +19,8 @@ from gorgo.lab.sim.fleet import (
 )
 from gorgo.lab.sim.network import Link
 
-#: Llama-2-13B on an A100 of 80 GB, derived as the estimates of `sim.engine.estimates` are: 162 TFLOPS of 25.4 GFLOP a
-#: token, 819 kFLOP a pair at 120 TFLOPS, 26 GB of weights at 1.63 TB/s, 819,200 bytes of KV a token.
+#: Llama-2-13B on an A100 of 80 GB, derived as the estimates of `gorgo.lab.sim.engine.profiles` are: 162 TFLOPS of 25.4
+#: GFLOP a token, 819 kFLOP a pair at 120 TFLOPS, 26 GB of weights at 1.63 TB/s, 819,200 bytes of KV a token.
 LLAMA_13B = EngineProfile(
     name="1xA100-Llama-2-13B", prefill_base_s=0.005, prefill_tokens_per_s=6400.0, prefill_kappa_s=6.8e-9,
     chunk_tokens=4096, decode_base_s=0.0159, decode_per_request_s=4.4e-5, decode_kv_s=5.0e-7, kv_tokens=61_000,

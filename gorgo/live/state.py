@@ -1,8 +1,8 @@
 """What a live process has below its front end: routing, replicas, telemetry, and the settings in force.
 
-Owns the four records, and what needs several of them: a flush, the states of caches (`CacheState`), readiness
-(`NotReady`), and the end. `build` makes them; a front end has them. A reload replaces some parts within one step of the
-loop.
+Owns the three parts (`Routing`, `Replicas`, `Telemetry`), and what needs several of them: a flush, the states of caches
+(`CacheState`), readiness (`NotReady`), and the end. `build` makes them; a front end has them. A reload replaces some
+parts within one step of the loop.
 """
 
 from __future__ import annotations

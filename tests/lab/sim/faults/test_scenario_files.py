@@ -66,7 +66,7 @@ def test_a_fault_without_a_target_is_one_of_every_replica_or_region(tmp_path: Pa
 
 
 def test_the_page_s_own_file_is_read_and_the_page_has_every_kind_and_key(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "results.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "reference.md").read_text()
     section = page.split("### A world and faults of your own")[1].split("\n## ")[0]
     (text,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     scenario = read_scenario(written(tmp_path, text))
