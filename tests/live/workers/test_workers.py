@@ -18,7 +18,7 @@ from gorgo.errors import ConfigError
 from gorgo.live.admin.page.snapshot import alerts
 from gorgo.live.admin.workers import merged_checks, merged_decisions
 from gorgo.live.telemetry.health import RecentStats
-from gorgo.live.telemetry.merged import Family, exposition, merged
+from gorgo.live.telemetry.metrics import Family, exposition, merged
 from gorgo.live.workers.counts import SharedCounts, make_memory
 from gorgo.live.workers.link import (
     ALL,
