@@ -578,9 +578,6 @@ class FirstTokenCall:
         self._output.end_call()
 
 
-__all__ = ["CallOutput", "PickerCall", "ProtocolError"]
-
-
 class _Role(Protocol):
     def feed(self, kind: str, message: Any) -> None: ...
 

@@ -137,9 +137,6 @@ class Saturation:
         return self._share
 
 
-__all__ = ["METRICS", "ActiveConfig", "Metrics"]
-
-
 #: Read at a scrape by collectors of their own.
 _ROUTE_EVICTIONS = "gorgo_route_evictions_total"
 _READ_ELSEWHERE = CACHE_METRICS | {_ROUTE_EVICTIONS} | {spec.name for spec in PEER_METRICS}
