@@ -8,9 +8,15 @@ from typing import Any
 
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm, find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
-from gorgo.lab.sim.named_fleets import ONE_REGION, POOLED_RTT_S, THREE_REGIONS, find_fleet
+from gorgo.lab.sim.fleet import (
+    ONE_REGION,
+    POOLED_RTT_S,
+    THREE_REGIONS,
+    SimFleet,
+    SimReplica,
+    find_fleet,
+    with_accurate_priors,
+)
 from gorgo.lab.sim.network import Link
 
 #: Llama-2-13B on an A100 of 80 GB, derived as the estimates of `gorgo.lab.sim.engine.profiles` are: 162 TFLOPS of 25.4

@@ -296,3 +296,21 @@ def _feed_state(cache: Mapping[str, Any]) -> str:
 
 def _has_pushed(cache: Mapping[str, Any]) -> bool:
     return any(cache["pushes"].values())
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> counted(1, "region"), counted(2, "region")
+    ('1 region', '2 regions')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """Return up to `most` names, and how many more there are.
+
+    >>> first_names(["a", "b", "c"], 2), first_names(["a"], 2)
+    ('a, b and 1 more', 'a')
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

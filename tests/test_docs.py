@@ -16,15 +16,15 @@ import typer.main
 import yaml
 
 from gorgo.cli import app
-from gorgo.cli.tune.options import TuneSettings, read_settings
+from gorgo.cli.tune import TuneSettings, read_settings
 from gorgo.config.fleet import FleetSourceConfig
 from gorgo.config.load import load_config
 from gorgo.config.model import Config
 from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy.weights import Weights
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.replay_client import ReplayRecord
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.faults.scenarios import SCENARIOS
+from gorgo.lab.sim.scenarios import SCENARIOS
 from gorgo.live.admin.app import Admin
 from gorgo.live.http.headers import SESSION_HEADERS
 from gorgo.live.request.parse import INFERENCE_ROUTES

@@ -140,7 +140,7 @@ FIELD_NAMES: Mapping[str, str] = {
 }
 
 #: Old keys as data: the table that an error for an old file is made of.
-TABLE_OF_OLD_KEYS = "gorgo/config/explain.py"
+TABLE_OF_OLD_KEYS = "gorgo/config/load.py"
 
 #: Method names that stand for one thing in every class that has them, so that any number may.
 USUAL_METHODS = {

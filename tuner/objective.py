@@ -110,9 +110,9 @@ def window_stats(samples: Iterable[TunerSample]) -> WindowStats:
     replicas = Counter(sample.replica for sample in window)
     return WindowStats(
         n=len(window),
-        ttft_ms_p95=_p95(sample.ttft_ms for sample in window),
-        e2e_s_p95=_p95(sample.e2e_s for sample in served),
-        itl_ms_p95=_p95(sample.itl_ms_p95 for sample in served),
+        ttft_ms_p95=p95(sample.ttft_ms for sample in window),
+        e2e_s_p95=p95(sample.e2e_s for sample in served),
+        itl_ms_p95=p95(sample.itl_ms_p95 for sample in served),
         errors=len(window) - len(served),
         max_share=max(replicas.values()) / len(window) if window else None,
     )
@@ -202,6 +202,7 @@ def _known(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _p95(values: Iterable[float | None]) -> float | None:
+def p95(values: Iterable[float | None]) -> float | None:
+    """Return the 95th percentile of the known values; `None` if none is known."""
     known = [value for value in values if value is not None]
     return float(np.quantile(known, 0.95)) if known else None

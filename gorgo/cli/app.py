@@ -1,4 +1,4 @@
-"""`gorgo`: the commands under one name."""
+"""`gorgo`: the commands under one name; and how a command runs until it is stopped (`run_until_stopped`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import os
 import signal
 import sys
 from collections import UserDict
+from collections.abc import Awaitable, Callable
 from pkgutil import resolve_name
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.main
 
 from gorgo import build_version
 from gorgo.cli.errors import FAILED, Commands, add_variables
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: Each command's function, or group of commands, below `gorgo.cli`; in the order of `gorgo --help`. One is imported
 #: when it is called, and all of them for the help.
@@ -28,19 +32,19 @@ _COMMANDS = {
     "overload": "measure.simulate:overload",
     "plan": "measure.plan:plan",
     "whatif": "measure.whatif:whatif",
-    "demo": "measure.demo:demo",
+    "demo": "measure.replay:demo",
     "report": "measure.report:report",
-    "tune": "tune.tune:tune",
-    "tune-offline": "tune.tune_offline:tune_offline",
-    "history": "tune.history:history",
-    "learn": "tune.learn:learn",
+    "tune": "tune:tune",
+    "tune-offline": "tune:tune_offline",
+    "history": "tune:history",
+    "learn": "learn:learn",
     "status": "admin.status:status",
     "explain": "admin.explain:explain",
     "drain": "admin.routing:drain",
     "set": "admin.routing:set_weights",
     "policy": "admin.routing:policy",
-    "freeze": "admin.freeze:freeze",
-    "unfreeze": "admin.freeze:unfreeze",
+    "freeze": "admin.routing:freeze",
+    "unfreeze": "admin.routing:unfreeze",
     "reload": "admin.routing:reload",
     "check": "check:check",
     "diagnose": "diagnose:diagnose",
@@ -136,6 +140,24 @@ def main() -> None:
         # A signal during the interpreter's exit must not replace the exit code.
         for late in (signal.SIGTERM, signal.SIGINT):
             signal.signal(late, signal.SIG_IGN)
+
+
+def run_until_stopped(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `program` on uvloop where it is installed; SIGTERM and SIGINT set the event that it gets as its argument."""
+    import asyncio
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+        await program(stop)
+
+    try:
+        import uvloop
+    except ImportError:  # it does not build everywhere
+        asyncio.run(run())
+    else:
+        uvloop.run(run())
 
 
 def _prepare_imports() -> None:

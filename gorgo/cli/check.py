@@ -41,9 +41,7 @@ def check(
     the policy. With --live the command also sends a request to every fleet source, and to every
     replica of the file and of the sources; the exit code is 1 if one does not answer as expected.
     """
-    from gorgo.cli.machine_checks import ports_in_use
-    from gorgo.cli.tables import counted
-    from gorgo.cli.validation import Overrides, examine
+    from gorgo.cli.validation import Overrides, examine, ports_in_use
     from gorgo.config.load import items, read_text
     from gorgo.config.replica_advice import (
         model_warnings,
@@ -52,6 +50,7 @@ def check(
         several_addresses,
         url_warnings,
     )
+    from gorgo.formatting import counted
     from gorgo.policies.registry import make_shadow
 
     if live and no_files:

@@ -113,7 +113,7 @@ class Gathered:
 
 
 def _lines(config: Path, findings: Sequence[Finding], gathered: Gathered, took_s: float) -> Iterable[str]:
-    from gorgo.cli.tables import counted
+    from gorgo.formatting import counted
 
     cost = f"{counted(len(gathered.evidence.replicas), 'replica')}, {counted(gathered.tokens, 'token')} generated"
     found = counted(len(findings), "finding") if findings else "no silent fault found"

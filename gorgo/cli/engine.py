@@ -12,7 +12,7 @@ from gorgo.cli import options
 if TYPE_CHECKING:
     from gorgo.config.fleet import ReplicaConfig
     from gorgo.config.model import Config
-    from gorgo.lab.engine_server.push import PushTarget
+    from gorgo.lab.engine_server.cache_reports import PushTarget
     from gorgo.lab.sim.engine.profiles import EngineProfile
 
 
@@ -52,10 +52,10 @@ def engine(
     It answers over HTTP with the simulated RTT of its region, and needs no GPU. Further models of the replica are
     listed as LoRA adapters of the first.
     """
-    from gorgo.cli.signals import run_until_stopped
+    from gorgo.cli.app import run_until_stopped
     from gorgo.config.load import load_config
     from gorgo.lab.engine_server import run_engine
-    from gorgo.lab.simulate.fleet import profile_of
+    from gorgo.lab.sim.fleet import profile_of
 
     loaded = load_config(config)
     spec = _replica(loaded, replica, source=config)
@@ -112,7 +112,7 @@ def _base_model(replica: ReplicaConfig) -> str:
 
 
 def _kv_endpoint(endpoint: str) -> str:
-    from gorgo.config.addresses import checked_kv_endpoint
+    from gorgo.config.values import checked_kv_endpoint
 
     try:
         # Port 0 takes a free one, which the engine announces.
@@ -128,9 +128,9 @@ def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarge
     """Return where to push. No model is named beside adapters: their prompts differ by their tokens."""
     import os
 
-    from gorgo.config.addresses import checked_url
+    from gorgo.config.values import checked_url
     from gorgo.errors import ConfigError
-    from gorgo.lab.engine_server.push import PushTarget
+    from gorgo.lab.engine_server.cache_reports import PushTarget
     from gorgo.live.replica_secrets import push_token
 
     try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gorgo.live.listener.sockets import ServerAddresses
     from gorgo.live.process import ProcessOptions
     from gorgo.live.workers.link import WorkerLink, WorkerStart
-    from gorgo.live.workers.takeover import Inherited
+    from gorgo.live.workers.parent import Inherited
 
 #: As `proxy.processes` has it: more than the processors of any machine in use.
 MAX_PROCESSES = 64
@@ -124,9 +124,8 @@ class Launch:
         from gorgo.live.logs import log
         from gorgo.live.workers.counts import SharedCounts, make_memory
         from gorgo.live.workers.link import WorkerStart
-        from gorgo.live.workers.parent import Parent, ParentOptions, inheritable, own_command
+        from gorgo.live.workers.parent import Inherited, Parent, ParentOptions, inheritable, offered, own_command
         from gorgo.live.workers.reports import reports_bytes
-        from gorgo.live.workers.takeover import Inherited, offered
 
         proxy = started.config.proxy
         if not hasattr(os, "memfd_create"):
@@ -314,7 +313,7 @@ def inherited_listeners() -> Inherited | None:
 
     descriptor = os.environ.pop("GORGO_TAKEOVER", None)
     if descriptor is not None:
-        from gorgo.live.workers.takeover import received
+        from gorgo.live.workers.parent import received
 
         return received(socket(fileno=int(descriptor)))
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
@@ -327,7 +326,7 @@ def inherited_listeners() -> Inherited | None:
         if name in found:
             raise InvalidValueError("LISTEN_FDNAMES", ":".join(names), "one socket named data and one named admin")
         found[name] = socket(fileno=_FIRST_OF_SYSTEMD + place)
-    from gorgo.live.workers.takeover import Inherited
+    from gorgo.live.workers.parent import Inherited
 
     return Inherited(found.get("data"), found.get("admin"))
 

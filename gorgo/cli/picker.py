@@ -33,7 +33,7 @@ def picker(
     """
     from gorgo.cli.validation import Overrides
     from gorgo.config.load import read_text
-    from gorgo.picker.envoy.config import envoy_yaml
+    from gorgo.picker.envoy import envoy_yaml
     from gorgo.picker.server import serve as run_picker
 
     start = launch.Launch(

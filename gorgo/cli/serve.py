@@ -114,7 +114,7 @@ def serve(
         start.run_worker(*worker, run_proxy)
         return
     if takeover and inherited is None:
-        from gorgo.live.workers.takeover import inherit
+        from gorgo.live.workers.parent import inherit
 
         inherited = inherit(started.config.proxy.admin_bind)
     number = launch.processes_of(processes, started.config)
@@ -139,7 +139,7 @@ def _chosen(context: typer.Context, replicas: list[str] | None) -> bool:
 
 
 def _address(option: str, value: str | None) -> str | None:
-    from gorgo.config.addresses import checked_bind
+    from gorgo.config.values import checked_bind
 
     try:
         return None if value is None else checked_bind(value)

@@ -46,12 +46,3 @@ def _shown(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:,.0f}" if cell.is_integer() and abs(cell) >= 1000 else f"{cell:,.1f}"
     return f"{cell:,}" if isinstance(cell, int) else cell
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun.
-
-    >>> counted(1, "region"), counted(2, "region")
-    ('1 region', '2 regions')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

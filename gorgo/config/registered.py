@@ -96,13 +96,13 @@ def parse_entry(body: Mapping[str, Any], config: Config) -> ReplicaConfig:
 
 def entry_as_json(entry: ReplicaConfig) -> dict[str, Any]:
     """Return the entry for the state file; keys at their defaults are left out."""
-    found: dict[str, Any] = _entry_adapter().dump_python(entry, mode="json", exclude_defaults=True)
+    found: dict[str, Any] = entry_adapter().dump_python(entry, mode="json", exclude_defaults=True)
     return found
 
 
 def entry_from_json(value: object) -> ReplicaConfig:
     """Return the entry of the state file. Raises `ValueError`."""
-    return _entry_adapter().validate_json(json.dumps(value), strict=True)
+    return entry_adapter().validate_json(json.dumps(value), strict=True)
 
 
 def _names(file: Config) -> set[str]:
@@ -114,6 +114,6 @@ def _fits(entry: ReplicaConfig, file: Config) -> bool:
 
 
 @cache
-def _entry_adapter() -> TypeAdapter[ReplicaConfig]:
+def entry_adapter() -> TypeAdapter[ReplicaConfig]:
     """Return the check of an entry; making it takes milliseconds, which a process without one does not need."""
     return TypeAdapter(ReplicaConfig)

@@ -3,8 +3,8 @@
 What a client, a peer or an engine can name without end is stored here: models, responses, sessions, routers. Leaves the
 age of entries to their owners.
 
-An order without a bound of its own stays an `OrderedDict`: idle connections are closed by age, and an index of prefixes
-evicts by the capacity of its replica.
+An order without a bound of its own stays an `OrderedDict`: idle connections and a window of requests are emptied by
+age, an index of prefixes by the capacity of its replica, and marks and routes share one bound over several orders.
 """
 
 from __future__ import annotations

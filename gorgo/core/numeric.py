@@ -63,6 +63,20 @@ def none_if_nan(value: float) -> float | None:
     return None if value != value else float(value)
 
 
+def nan_if_none(value: float | None) -> float:
+    """Return a number as it stands in a column: unknown is NaN.
+
+    >>> nan_if_none(None), nan_if_none(2)
+    (nan, 2.0)
+    """
+    return nan if value is None else float(value)
+
+
+def in_ms(seconds: float | None) -> float | None:
+    """Return seconds as milliseconds; unknown stays unknown."""
+    return None if seconds is None else seconds * 1e3
+
+
 def is_nonnegative(value: object) -> TypeGuard[int | float]:
     """A number from 0 that something can come to.
 

@@ -1,6 +1,7 @@
 """The interface of engine dialects: paths to probe and scrape, and readers of the answers.
 
-Owns the protocol (`EngineDialect`), and the rule of probes (`probe_paths`, `is_well`). Readers are plain functions over
+Owns the protocol (`EngineDialect`), the dialect of any other server (`OpenAI`), and the rule of probes (`probe_paths`,
+`is_well`). Readers are plain functions over
 text; the proxy makes the requests.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from gorgo.core.continuation import MESSAGES, Continuation
@@ -130,3 +132,25 @@ def is_well(status: int) -> bool:
     Only 2xx: a server that refuses a probe, redirects it or has no such route is no engine that can serve.
     """
     return 200 <= status < 300
+
+
+class OpenAI:
+    """An engine of which only the API is known; the router goes by the load that it sends there itself.
+
+    Example
+    -------
+    >>> OpenAI().read_metrics("anything 1") == EngineSample()
+    True
+    """
+
+    name: ClassVar[str] = "openai"
+    probe_path: ClassVar[str] = "/v1/models"
+    metrics_path: ClassVar[str | None] = None
+    loads_path: ClassVar[str | None] = None
+    report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    def read_metrics(self, text: str) -> EngineSample:  # noqa: ARG002 - the protocol's signature
+        return EngineSample()
+
+    def read_capacity(self, loads: object) -> EngineSample:  # noqa: ARG002 - the protocol's signature
+        return EngineSample()

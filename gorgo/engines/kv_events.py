@@ -14,16 +14,144 @@ what vLLM does itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import DecodeError, Raw, Struct
 from msgspec.msgpack import Decoder, encode
 
-from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch
+from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent, KvEventBatch, KvTier
 from gorgo.core.prefix.kv_source import TOKEN_BYTES, token_bytes
-from gorgo.engines import kv_wire as wire
-from gorgo.engines.kv_wire import INDEXED_KINDS, LOW_64_BITS, MAX_RANK, TIERS
+
+EngineHash = int | bytes
+MAX_RANK = 65_535
+LOW_64_BITS = (1 << 64) - 1
+#: Memory by the engines' names for it; a missing one is the GPU's. Others (disks, other machines) are not indexed.
+TIERS: Mapping[str | None, KvTier] = {None: KvTier.GPU, "GPU": KvTier.GPU, "CPU": KvTier.CPU, "CPU_PINNED": KvTier.CPU}
+#: Kinds of KV cache groups whose blocks are cached as long as their prefix is. Those of windows and states are not.
+INDEXED_KINDS = frozenset({None, "unknown", "full_attention", "mla_attention", "sink_full_attention"})
+#: A field that is missing, undecoded.
+NONE = Raw(encode(None))
+
+
+class ArrayBatch(Struct, array_like=True):
+    ts: Raw
+    events: Raw
+    rank: Raw = NONE
+
+
+class MapBatch(Struct):
+    events: Raw
+    ts: Raw = NONE
+    data_parallel_rank: Raw = NONE
+    attn_dp_rank: Raw = NONE
+
+    @property
+    def rank(self) -> Raw:
+        return self.attn_dp_rank if bytes(self.data_parallel_rank) == bytes(NONE) else self.data_parallel_rank
+
+
+class StoredFields(Struct):
+    """Fields in vLLM's positions, up to the last one with a use."""
+
+    block_hashes: Raw
+    parent_block_hash: EngineHash | None = None
+    token_ids: Raw = NONE
+    block_size: int | None = None
+    lora_id: int | str | None = None
+    medium: str | None = None
+    lora_name: Raw = NONE
+    extra_keys: Raw = NONE
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class StoredArray(StoredFields, array_like=True, tag="BlockStored"):
+    pass
+
+
+class StoredMap(StoredFields, tag_field="type", tag="BlockStored"):
+    cache_salt: str | None = None
+
+
+class RemovedFields(Struct):
+    block_hashes: Raw
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class RemovedArray(RemovedFields, array_like=True, tag="BlockRemoved"):
+    pass
+
+
+class RemovedMap(RemovedFields, tag_field="type", tag="BlockRemoved"):
+    pass
+
+
+class ClearedArray(Struct, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+class ClearedMap(Struct, tag_field="type", tag="AllBlocksCleared"):
+    pass
+
+
+class MapKind(Struct):
+    type: str
+
+
+class ArrayKind(Struct, array_like=True):
+    type: str
+
+
+class SaltMetadata(Struct):
+    """A map that SGLang's arrays had in the place of `lora_name`."""
+
+    cache_salt: str | None = None
+    lora_name: str | None = None
+
+
+ARRAY_BATCH = Decoder(ArrayBatch)
+MAP_BATCH = Decoder(MapBatch)
+EVENTS = Decoder(list[Raw])
+ARRAY_EVENT = Decoder(StoredArray | RemovedArray | ClearedArray)
+MAP_EVENT = Decoder(StoredMap | RemovedMap | ClearedMap)
+ARRAY_KIND = Decoder(ArrayKind)
+MAP_KIND = Decoder(MapKind)
+TIME = Decoder(float | None)
+RANK = Decoder(int | None)
+HASHES = Decoder(list[EngineHash])
+TOKENS = Decoder(list[int] | None)
+TOKEN_PAIRS = Decoder(list[tuple[int, int]])
+LORA = Decoder(str | SaltMetadata | None)
+EXTRA_KEYS = Decoder(list[Raw] | None)
+BLOCK_KEYS = Decoder(list[Raw] | None)
+TEXT = Decoder(str)
+KNOWN_KINDS = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+
+
+def is_map(message: bytes) -> bool:
+    """Return whether a value is a map, by its first byte."""
+    return bool(message) and (0x80 <= message[0] <= 0x8F or message[0] in (0xDE, 0xDF))
+
+
+def length(value: Raw) -> int:
+    """Return the items of an array, by its head; 0 for another value."""
+    head = bytes(memoryview(value)[:5])
+    match head[:1]:
+        case b"\xdc":
+            return int.from_bytes(head[1:3], "big")
+        case b"\xdd":
+            return int.from_bytes(head[1:5], "big")
+    return head[0] & 0x0F if head and 0x90 <= head[0] <= 0x9F else 0
+
+
+def is_unknown_kind(event: bytes) -> bool:
+    """Return whether an event is of another kind than those above, rather than bad."""
+    kind = MAP_KIND.decode(event).type if is_map(event) else ARRAY_KIND.decode(event).type
+    return kind not in KNOWN_KINDS
+
 
 # Short messages of plain events, decoded at once: in a third of the time that `decode_each` takes.
 #
@@ -181,15 +309,15 @@ def decode_message(message: bytes) -> KvEventBatch:
 def decode_each(message: bytes) -> KvEventBatch:
     """Return the events of a message of any form, each decoded alone. Raise ValueError as `decode_message`."""
     try:
-        envelope = (wire.MAP_BATCH if wire.is_map(message) else wire.ARRAY_BATCH).decode(message)
-        rank = wire.RANK.decode(envelope.rank) or 0
-        if wire.length(envelope.events) > MAX_EVENTS:
+        envelope = (MAP_BATCH if is_map(message) else ARRAY_BATCH).decode(message)
+        rank = RANK.decode(envelope.rank) or 0
+        if length(envelope.events) > MAX_EVENTS:
             raise ValueError(f"expected at most {MAX_EVENTS:,} events")
-        encoded = wire.EVENTS.decode(envelope.events)
+        encoded = EVENTS.decode(envelope.events)
     except _BAD as error:
         raise ValueError(f"no batch of KV events: {error}") from error
-    if not 0 <= rank <= wire.MAX_RANK:
-        raise ValueError(f"no batch of KV events: a rank from 0 to {wire.MAX_RANK} expected, not {rank}")
+    if not 0 <= rank <= MAX_RANK:
+        raise ValueError(f"no batch of KV events: a rank from 0 to {MAX_RANK} expected, not {rank}")
     return _decode_events(encoded, _time(envelope.ts), rank)
 
 
@@ -213,23 +341,23 @@ def _decode_events(encoded: list[Raw], sent_s: float | None, rank: int) -> KvEve
 
 def _decode_event(raw: bytes) -> KvEvent | None:
     """Return the event; `None` if the index has no use for it."""
-    decoder: Decoder[Any] = wire.MAP_EVENT if wire.is_map(raw) else wire.ARRAY_EVENT
+    decoder: Decoder[Any] = MAP_EVENT if is_map(raw) else ARRAY_EVENT
     try:
         event = decoder.decode(raw)
     except msgspec.ValidationError:
-        if wire.is_unknown_kind(raw):
+        if is_unknown_kind(raw):
             return None
         raise
     match event:
-        case wire.StoredFields():
+        case StoredFields():
             return _stored(event)
-        case wire.RemovedFields():
-            return BlocksRemoved(_hashes(event.block_hashes), wire.TIERS.get(event.medium), _group(event.group_idx))
+        case RemovedFields():
+            return BlocksRemoved(_hashes(event.block_hashes), TIERS.get(event.medium), _group(event.group_idx))
     return CacheCleared()
 
 
-def _stored(event: wire.StoredFields) -> BlocksStored | None:
-    if event.kv_cache_spec_kind not in wire.INDEXED_KINDS:
+def _stored(event: StoredFields) -> BlocksStored | None:
+    if event.kv_cache_spec_kind not in INDEXED_KINDS:
         return None
     hashes = _hashes(event.block_hashes)
     tokens = _tokens(event.token_ids)
@@ -237,10 +365,10 @@ def _stored(event: wire.StoredFields) -> BlocksStored | None:
         raise ValueError(
             f"{len(tokens) // TOKEN_BYTES} token_ids: expected {len(hashes)} blocks of {event.block_size} tokens"
         )
-    lora = wire.LORA.decode(event.lora_name)
-    metadata = wire.SaltMetadata(lora_name=lora) if lora is None or isinstance(lora, str) else lora
+    lora = LORA.decode(event.lora_name)
+    metadata = SaltMetadata(lora_name=lora) if lora is None or isinstance(lora, str) else lora
     adapter = metadata.lora_name or (None if event.lora_id in (None, 0) else f"#{event.lora_id}")
-    salt = event.cache_salt if isinstance(event, wire.StoredMap) else metadata.cache_salt
+    salt = event.cache_salt if isinstance(event, StoredMap) else metadata.cache_salt
     extra = _extra(event.extra_keys, adapter)
     parent = None if event.parent_block_hash is None else _low_bits(event.parent_block_hash)
     if parent is None and salt is None and 0 in extra and (salt := _only_text(extra[0])) is not None:
@@ -251,7 +379,7 @@ def _stored(event: wire.StoredFields) -> BlocksStored | None:
         parent=parent,
         tokens=tokens,
         block_tokens=event.block_size if tokens else None,
-        tier=wire.TIERS.get(event.medium),
+        tier=TIERS.get(event.medium),
         group=_group(event.group_idx),
         adapter=adapter,
         cache_salt=salt,
@@ -261,14 +389,14 @@ def _stored(event: wire.StoredFields) -> BlocksStored | None:
 
 def _extra(raw: Raw, adapter: str | None) -> dict[int, list[bytes]]:
     """Return the extra keys of each block that has any, still encoded, less the adapter's name."""
-    if wire.length(raw) > _MAX_ITEMS:
-        raise ValueError(f"extra_keys of {wire.length(raw):,} blocks: expected at most {_MAX_ITEMS:,}")
+    if length(raw) > _MAX_ITEMS:
+        raise ValueError(f"extra_keys of {length(raw):,} blocks: expected at most {_MAX_ITEMS:,}")
     name = None if adapter is None else encode(adapter)
     found = {}
-    for place, keys in enumerate(wire.EXTRA_KEYS.decode(raw) or ()):
+    for place, keys in enumerate(EXTRA_KEYS.decode(raw) or ()):
         if len(keys) > _MAX_KEYS_BYTES:
             raise ValueError(f"extra_keys of {len(keys):,} bytes for one block: expected at most {_MAX_KEYS_BYTES:,}")
-        if others := [bytes(key) for key in wire.BLOCK_KEYS.decode(keys) or () if bytes(key) != name]:
+        if others := [bytes(key) for key in BLOCK_KEYS.decode(keys) or () if bytes(key) != name]:
             found[place] = others
     return found
 
@@ -277,30 +405,30 @@ def _only_text(keys: list[bytes]) -> str | None:
     if len(keys) != 1:
         return None
     try:
-        return wire.TEXT.decode(keys[0])
+        return TEXT.decode(keys[0])
     except msgspec.DecodeError:
         return None
 
 
 def _tokens(raw: Raw) -> bytes:
-    if wire.length(raw) > _MAX_ITEMS:
-        raise ValueError(f"{wire.length(raw):,} token_ids: expected at most {_MAX_ITEMS:,}")
+    if length(raw) > _MAX_ITEMS:
+        raise ValueError(f"{length(raw):,} token_ids: expected at most {_MAX_ITEMS:,}")
     try:
-        return token_bytes(wire.TOKENS.decode(raw) or ())
+        return token_bytes(TOKENS.decode(raw) or ())
     except msgspec.ValidationError:
         # Pages of pairs of tokens, under speculative decoding: a token and the next one.
-        return token_bytes(token for token, _ in wire.TOKEN_PAIRS.decode(raw))
+        return token_bytes(token for token, _ in TOKEN_PAIRS.decode(raw))
 
 
 def _hashes(raw: Raw) -> tuple[int, ...]:
-    if wire.length(raw) > _MAX_ITEMS:
-        raise ValueError(f"{wire.length(raw):,} block_hashes: expected at most {_MAX_ITEMS:,}")
-    return tuple(map(_low_bits, wire.HASHES.decode(raw)))
+    if length(raw) > _MAX_ITEMS:
+        raise ValueError(f"{length(raw):,} block_hashes: expected at most {_MAX_ITEMS:,}")
+    return tuple(map(_low_bits, HASHES.decode(raw)))
 
 
-def _low_bits(value: wire.EngineHash) -> int:
+def _low_bits(value: EngineHash) -> int:
     if isinstance(value, int):
-        return value & wire.LOW_64_BITS
+        return value & LOW_64_BITS
     if not 8 <= len(value) <= _MAX_DIGEST_BYTES:
         raise ValueError(f"a hash of {len(value)} bytes: expected 8 to {_MAX_DIGEST_BYTES}")
     return int.from_bytes(value[-8:], "big")
@@ -312,7 +440,7 @@ def _group(group: int | None) -> int:
 
 def _time(raw: Raw) -> float | None:
     try:
-        sent_s: float | None = wire.TIME.decode(raw)
+        sent_s: float | None = TIME.decode(raw)
     except _BAD:
         return None
     return sent_s

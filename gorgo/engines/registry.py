@@ -12,9 +12,8 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from gorgo.config.values import AUTO, ENTRY_POINTS
-from gorgo.engines.base import EngineDialect
+from gorgo.engines.base import EngineDialect, OpenAI
 from gorgo.engines.llamacpp import LlamaCpp
-from gorgo.engines.openai import OpenAI
 from gorgo.engines.sglang import SGLang
 from gorgo.engines.vllm import VLLM
 from gorgo.errors import ConfigError

@@ -12,22 +12,29 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gorgo.config.document import Document
-from gorgo.config.explain import explain
 from gorgo.config.fleet import CapacityConfig, FleetSourceConfig, ReplicaConfig, SourceReplicaConfig
+from gorgo.config.load import explain
 from gorgo.config.model import Config
+from gorgo.config.registered import entry_adapter
 from gorgo.errors import closest
-from gorgo.fleet_sources.documents import PREFIX, REGION_LABEL, Described
+
+#: Prefix of the labels and annotations that describe a replica.
+PREFIX = "gorgo-router/"
+#: Kubernetes sets it on nodes, and from version 1.35 on their pods.
+REGION_LABEL = "topology.kubernetes.io/region"
+#: Labels and annotations by key, ascending.
+Described = tuple[tuple[str, str], ...]
 
 # What a source found: replicas with their state, and objects that make none, each with the reason.
 
@@ -318,7 +325,7 @@ def make_entry(
     Parameters
     ----------
     described:
-        Labels and annotations of the object, as `documents.described` returns them.
+        Labels and annotations of the object, as `kubernetes.described` returns them.
     shared:
         Keys of the source; labels and annotations take precedence.
     node_region:
@@ -338,7 +345,7 @@ def make_entry(
     if data["region"] is None:
         return f"no region; expected the label {REGION_LABEL}, {PREFIX}region, or replica.region of the source"
     try:
-        return _entry_adapter().validate_json(json.dumps({**data, "capacity": capacity}), strict=True)
+        return entry_adapter().validate_json(json.dumps({**data, "capacity": capacity}), strict=True)
     except ValidationError as invalid:
         return "; ".join(_explained(error, data) for error in invalid.errors(include_url=False))
 
@@ -347,12 +354,6 @@ def _explained(error: ErrorDetails, data: Mapping[str, object]) -> str:
     problem = explain(error, Document(data=data), ReplicaConfig)
     place = tuple(part for part in problem.path if isinstance(part, str))
     return f"{_KEY_OF.get(place, '.'.join(place))}: {problem.found}; expected {problem.expected}"
-
-
-@cache
-def _entry_adapter() -> TypeAdapter[ReplicaConfig]:
-    """Return the check of an entry; making it takes milliseconds, which a process without one does not need."""
-    return TypeAdapter(ReplicaConfig)
 
 
 # Answers of DNS to replicas: one per address.

@@ -1,27 +1,88 @@
 """Objects of Kubernetes to replicas: pods, EndpointSlices of a Service, and an InferencePool.
 
-Owns what is read of each object, and which replicas follow: one per pod, or one per pod and port where a pool has
+Owns the readers of a document, which may be anything (each returns its type or the neutral value), what is read of each
+object, and which replicas follow: one per pod, or one per pod and port where a pool has
 several ports. Leaves labels and annotations to `entries`, and requests to the API to `gorgo.live.fleet_sources`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gorgo.config.fleet import FleetSourceConfig, SourceReplicaConfig
-from gorgo.fleet_sources.documents import (
+from gorgo.errors import GorgoError
+from gorgo.fleet_sources.entries import (
+    PREFIX,
+    REGION_LABEL,
     Described,
-    Document,
-    ObjectError,
-    described,
-    mapping,
-    mappings,
-    number,
-    object_name,
-    text,
+    Found,
+    FoundReplica,
+    ReplicaState,
+    make_entry,
+    replica_name,
 )
-from gorgo.fleet_sources.entries import Found, FoundReplica, ReplicaState, make_entry, replica_name
+
+#: Longest value that is stored; the rest of a longer one is of no use.
+_MAX_VALUE = 4096
+
+Document = Mapping[str, Any]
+
+
+class ObjectError(GorgoError):
+    """An object is not what its kind should be. The message says what is wrong with it."""
+
+
+def mapping(data: object, *keys: str) -> Document:
+    """Return the mapping at `keys`, an empty one without it.
+
+    >>> mapping({"a": {"b": {"c": 1}}}, "a", "b")
+    {'c': 1}
+    """
+    for key in keys:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data if isinstance(data, Mapping) else {}
+
+
+def text(data: Document, key: str) -> str:
+    """Return the text at `key`, an empty one without it."""
+    value = data.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def mappings(data: Document, key: str) -> Iterator[Document]:
+    """Yield the mappings of the list at `key`."""
+    value = data.get(key)
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, Mapping):
+            yield item
+
+
+def number(data: Document, key: str) -> int | None:
+    """Return the whole number at `key`."""
+    value = data.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def described(document: Document) -> Described:
+    """Return the labels and annotations that describe a replica; an annotation takes precedence over a label."""
+    metadata = mapping(document, "metadata")
+    labels, annotations = mapping(metadata, "labels"), mapping(metadata, "annotations")
+    found = {**labels, **{key: value for key, value in annotations.items() if str(key).startswith(PREFIX)}}
+    return tuple(
+        (key, value[:_MAX_VALUE])
+        for key, value in sorted(found.items())
+        if isinstance(value, str) and (key.startswith(PREFIX) or key == REGION_LABEL)
+    )
+
+
+def object_name(document: Document) -> str:
+    """Return the name of an object. Raises `ObjectError` without one."""
+    name = text(mapping(document, "metadata"), "name")
+    if not name:
+        raise ObjectError("an object without metadata.name")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +129,7 @@ def read_pod(document: Document) -> Pod:
 def read_node(document: Document) -> str:
     """Return the region of a node, an empty text without one. Raises `ObjectError` without a name."""
     object_name(document)
-    return dict(described(document)).get("topology.kubernetes.io/region", "")
+    return dict(described(document)).get(REGION_LABEL, "")
 
 
 def found_pods(

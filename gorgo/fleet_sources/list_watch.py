@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gorgo.core.backoff import backoff_s
-from gorgo.fleet_sources.documents import Document, ObjectError, mapping, mappings, number, object_name, text
+from gorgo.fleet_sources.kubernetes import Document, ObjectError, mapping, mappings, number, object_name, text
 
 #: Objects of a page: a pod has about 10 kB, and the event loop reads a megabyte in milliseconds.
 PAGE_OBJECTS = 100

@@ -125,16 +125,16 @@ def decision_of(outcome: RecordedOutcome) -> LoggedDecision | None:
     if decision.attempt != 1 or row is None:
         return None
     return LoggedDecision(
-        decision.decided_s,
-        decision.policy,
-        decision.weights,
-        tuple(decision.candidates),
-        decision.row,
-        outcome.probability,
-        outcome.candidates,
-        nan if row.unstreamed else row.ttft_s,
-        outcome.e2e_s,
-        outcome.result.failed,
+        decided_s=decision.decided_s,
+        policy=decision.policy,
+        weights=decision.weights,
+        names=tuple(decision.candidates),
+        chosen=decision.row,
+        probability=outcome.probability,
+        table=outcome.candidates,
+        ttft_s=nan if row.unstreamed else row.ttft_s,
+        e2e_s=outcome.e2e_s,
+        failed=outcome.result.failed,
     )
 
 
@@ -265,16 +265,16 @@ def _decision(entry: Mapping[str, Any], where: str) -> LoggedDecision | None:
     if not isinstance(policy, str) or not _is_text(policy):
         fail_at(where, "policy", policy, "the name of a policy")
     return LoggedDecision(
-        number_at(entry, "dispatched_s", where),
-        policy,
-        weights,
-        names,
-        chosen,
-        probability,
-        table,
-        nan if entry.get("ttft_s") is None else number_at(entry, "ttft_s", where),
-        number_at(entry, "e2e_s", where),
-        entry.get("result") in ("failed_before_content", "failed_after_content"),
+        decided_s=number_at(entry, "dispatched_s", where),
+        policy=policy,
+        weights=weights,
+        names=names,
+        chosen=chosen,
+        probability=probability,
+        table=table,
+        ttft_s=nan if entry.get("ttft_s") is None else number_at(entry, "ttft_s", where),
+        e2e_s=number_at(entry, "e2e_s", where),
+        failed=entry.get("result") in ("failed_before_content", "failed_after_content"),
     )
 
 

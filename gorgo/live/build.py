@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
 
-from gorgo.config.model import Config
+from gorgo.config.model import Config, TracingConfig
 from gorgo.config.registered import RegisteredReplicas
 from gorgo.config.router_settings import deadlines_by_region, max_buffered_bytes, replica_specs
 from gorgo.config.values import BLOCK_BYTES
@@ -24,7 +25,7 @@ from gorgo.live.cache_push import PushService
 from gorgo.live.control.service import ControlService
 from gorgo.live.control.state_file import PersistedState, StateFile, initial_state
 from gorgo.live.event_loop import RouterGateway, epoch_clock
-from gorgo.live.extras import check_extras
+from gorgo.live.extras import check_extras, require_tracing
 from gorgo.live.http.body import UploadCounter
 from gorgo.live.http.tls import served_tls, shared_tls, upstream_tls
 from gorgo.live.logs import log
@@ -38,10 +39,12 @@ from gorgo.live.served_models import ModelLists, ServedModels
 from gorgo.live.state import INTERNAL_VARIABLE, PROXY, FrontEndKind, LiveState, Replicas, Routing, Telemetry
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.telemetry.metrics import Metrics
-from gorgo.live.telemetry.tracing import make_tracing
 from gorgo.live.upstream.target import make_target
 from gorgo.live.workers.link import WorkerLink
 from gorgo.policies.registry import make_shadow
+
+if TYPE_CHECKING:
+    from gorgo.live.telemetry.spans import Count, Tracing
 
 
 def build_live(
@@ -186,6 +189,19 @@ def build_live(
         plain=plain,
         link=link,
     )
+
+
+def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing | None:
+    """Return the tracing of the configuration, `None` without an endpoint: nothing of it is loaded then.
+
+    Raises `MissingExtra` without the extra `otel`.
+    """
+    if config.endpoint is None:
+        return None
+    require_tracing()
+    from gorgo.live.telemetry.spans import start_tracing
+
+    return start_tracing(config.endpoint, config.sample_ratio, region=region, count=count)
 
 
 def _fingerprint_key(config: Config, drawn: int, environ: Mapping[str, str]) -> int:

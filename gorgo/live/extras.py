@@ -1,6 +1,6 @@
 """Packages that a part of the configuration needs and the proxy runs without: whether each is installed, and the error.
 
-Nothing here imports one of them.
+Nothing here imports one of them, but `require_tracing`, which is called only if `proxy.tracing` names a collector.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
-from gorgo.errors import InvalidValueError
+from gorgo.errors import InvalidValueError, MissingExtra
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +58,14 @@ def check_extras(replicas: Iterable[ReplicaConfig], sources: Iterable[FleetSourc
     for source in sources:
         if source.reads_srv_records and not is_installed(DNS):
             raise InvalidValueError(f"fleet source {source.name!r}, host", DNS.missing, DNS.expected)
+
+
+def require_tracing() -> None:
+    """Raise `MissingExtra` without the extra `otel`."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo-router[otel]'"
+        ) from error

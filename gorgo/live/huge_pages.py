@@ -15,7 +15,10 @@ import ctypes
 import re
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+
+from gorgo.core.backoff import backoff_s
 
 #: Pauses before the first exchange and between late ones, s: what is retained of requests grows for some minutes.
 FIRST_S, LONGEST_S = 10.0, 600.0
@@ -37,11 +40,9 @@ Advise = Callable[[int, int, int], int]
 
 async def use_huge_pages() -> None:
     """Exchange the pages of the heap now and then, in a thread."""
-    pause_s = FIRST_S
-    while True:
-        await asyncio.sleep(pause_s)
+    for exchange in count(1):
+        await asyncio.sleep(backoff_s(exchange, first_s=FIRST_S, longest_s=LONGEST_S))
         await asyncio.to_thread(collapse_heap)
-        pause_s = min(2.0 * pause_s, LONGEST_S)
 
 
 def collapse_heap(mappings: Path = _MAPPINGS, setting: Path = _SETTING, madvise: Advise | None = None) -> int:

@@ -98,8 +98,7 @@ class PolicyTraining:
 
     async def _loaded(self) -> TrainingService:
         await asyncio.to_thread(import_module, "gorgo.live.training.service")  # streams go on meanwhile
-        from gorgo.live.training.model_store import ModelStore
-        from gorgo.live.training.service import TrainingService
+        from gorgo.live.training.service import ModelStore, TrainingService
 
         store = ModelStore(self._state_path)
         self._service = TrainingService(

@@ -28,7 +28,7 @@ from gorgo.config.values import BLOCK_BYTES
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.live.admin.app import admin_app
-from gorgo.live.admin.bodies import BoundedBodies
+from gorgo.live.admin.calls import BoundedBodies
 from gorgo.live.admin.workers import WorkersApp
 from gorgo.live.build import build_live
 from gorgo.live.control.state_file import PersistedState, StateFile
@@ -49,9 +49,8 @@ from gorgo.live.state import PROXY, FrontEndKind, LiveState, Routing
 from gorgo.live.workers.link import WorkerLink
 
 if TYPE_CHECKING:
-    from gorgo.live.listener.hypercorn_server import ServerConfig
+    from gorgo.live.listener.hypercorn_server import PlainConfig, ServerConfig
     from gorgo.live.listener.listener import SharedListener
-    from gorgo.live.listener.plain import PlainConfig
 
 HypercornConfig = TypeVar("HypercornConfig", "ServerConfig", "PlainConfig")
 
@@ -79,7 +78,7 @@ def serve_asgi(
     The code of the one that serves is loaded at this call, and needs neither httptools nor uvloop with `plain`.
     """
     if plain:
-        from gorgo.live.listener.plain import PlainConfig, serve_plain
+        from gorgo.live.listener.hypercorn_server import PlainConfig, serve_plain
 
         return serve_plain(app, _set_up(PlainConfig()), listener, closing, limits=limits, tls=tls)
     from gorgo.live.listener.hypercorn_server import ServerConfig

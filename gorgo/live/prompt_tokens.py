@@ -28,7 +28,7 @@ from gorgo.live.logs import log
 from gorgo.live.parsing.json_body import BodyFields
 
 if TYPE_CHECKING:
-    from gorgo.live.tokens.model_tokens import FileTokens, ModelTokens
+    from gorgo.live.tokens import FileTokens, ModelTokens
 
 
 # Own hashes of a prompt's token blocks, cached by part, so that a longer prompt costs its new part.
@@ -321,7 +321,7 @@ def read_tokenizers(
     """
     if all(model.tokenizer is None for model in models):
         return {}
-    from gorgo.live.tokens.model_tokens import read_models
+    from gorgo.live.tokens import read_models
 
     return read_models(models, known)
 

@@ -46,7 +46,7 @@ from gorgo.live.upstream.target import Target
 from gorgo.live.workers.link import WorkerLink
 
 if TYPE_CHECKING:
-    from gorgo.live.kv_events.applier import KvSubscriptions
+    from gorgo.live.kv_events.subscriber import KvSubscriptions
     from gorgo.live.peer_store.local import LocalPeers
     from gorgo.live.peer_store.service import PeerStoreService
     from gorgo.live.telemetry.spans import Tracing

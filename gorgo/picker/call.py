@@ -1,8 +1,8 @@
 """One call of Envoy: serialized messages in, serialized messages out, without any transport.
 
 Owns which of two roles a call has, by its first message, and that whatever ends a call ends its part of an exchange.
-Leaves the decision and what follows it to `gorgo.picker.exchange`, and the form of messages to `gorgo.picker.protocol`.
-Its parts, in the order of the file:
+Leaves the decision and what follows it to `gorgo.picker.pending` and `gorgo.picker.lifetime`, and the form of messages
+to `gorgo.picker.protocol`. Its parts, in the order of the file:
 
 - `public_answer` and `own_answer`: what the picker answers itself;
 - `CarriedResponse`: a response that passes through the call of its request;
@@ -29,10 +29,9 @@ from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, 
 from gorgo.live.request.parse import INFERENCE_ROUTES
 from gorgo.live.request.record import record_early_refusal
 from gorgo.live.upstream.target import Target
-from gorgo.picker.exchange.lifetime import BODY_BYTES, PickerExchange, outcome_of_answer
-from gorgo.picker.exchange.pending import PendingRequest
+from gorgo.picker.lifetime import BODY_BYTES, PickerExchange, outcome_of_answer
+from gorgo.picker.pending import PendingRequest
 from gorgo.picker.protocol.answers import UNCHANGED, EndpointChoice, Labels, answered, chosen, refused, streamed
-from gorgo.picker.protocol.heads import RequestHead, RequestStart
 from gorgo.picker.protocol.messages import (
     BUFFERED,
     FULL_DUPLEX_STREAMED,
@@ -41,6 +40,8 @@ from gorgo.picker.protocol.messages import (
     SERVED,
     CallOutput,
     ProtocolError,
+    RequestHead,
+    RequestStart,
     ServedBy,
     metadata_text,
     read_headers,
@@ -104,7 +105,7 @@ MAY_BE_SENT_TWICE = (b"x-envoy-retry-on", b"5xx,reset")
 
 
 def _is_closed(state: PickerState, *targets: Target) -> bool:
-    """Return whether no replica may get a request but those that the picker names (`gorgo.picker.envoy.config`)."""
+    """Return whether no replica may get a request but those that the picker names (`gorgo.picker.envoy`)."""
     routing = state.routing
     if routing.client_keys is not None or routing.client_policies.models:
         return True

@@ -19,7 +19,7 @@ from gorgo.core.numeric import MAX_AMOUNT
 from gorgo.core.stream import Usage
 from gorgo.live.process import ProcessOptions, Ready, run_process
 from gorgo.picker.call import PickerCall
-from gorgo.picker.exchange.lifetime import BODY_BYTES, LogEntry, PickerExchange
+from gorgo.picker.lifetime import BODY_BYTES, LogEntry, PickerExchange
 from gorgo.picker.protocol.messages import (
     BODY,
     LB,
@@ -35,9 +35,8 @@ from gorgo.picker.protocol.messages import (
 )
 from gorgo.picker.protocol.protos import DecodeError, StreamAccessLogsMessage
 from gorgo.picker.state import PICKER, PickerState
-from gorgo.picker.transport.http2.server import Http2Server
-from gorgo.picker.transport.services import Health, services
-from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
+from gorgo.picker.transport.server import Http2Server
+from gorgo.picker.transport.services import CallHandlers, Health, Output, TransportLimits, services
 
 # Entries of Envoy's access log: usage, the exact time of the first byte of a body, and why an answer ended.
 #
@@ -125,17 +124,17 @@ def _read(exchange_id: str, own: Any, metadata: Any, common: Any, response: Any)
     served = text_of(fields_of(metadata, LB), SERVED) or _address(common.upstream_remote_address)
     left, headers = fields_of(metadata, USAGE), response.response_headers
     return LogEntry(
-        exchange_id,
-        status,
-        disconnected,
+        exchange_id=exchange_id,
+        status=status,
+        disconnected=disconnected,
         # A client that leaves resets the replica's stream too.
-        None if disconnected else failure,
-        _first_body_s(common.custom_tags),
-        _usage(left),
-        _body(left),
-        None if served is None else ServedBy(served, status, read_tried(text_of(own, TRIED))),
-        tuple((name.encode(), value.encode()) for name, value in headers.items()) if headers else (),
-        bool(details) and not details.startswith(_UPSTREAM),  # is_local
+        failure=None if disconnected else failure,
+        first_body_s=_first_body_s(common.custom_tags),
+        usage=_usage(left),
+        body=_body(left),
+        served=None if served is None else ServedBy(served, status, read_tried(text_of(own, TRIED))),
+        headers=tuple((name.encode(), value.encode()) for name, value in headers.items()) if headers else (),
+        is_local=bool(details) and not details.startswith(_UPSTREAM),
     )
 
 

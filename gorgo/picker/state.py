@@ -22,7 +22,7 @@ from gorgo.config.router_settings import router_limits
 from gorgo.core.limits import HedgeLimits, RouterLimits
 from gorgo.live.event_loop import Clock
 from gorgo.live.state import FrontEndKind, LiveState, Replicas, Routing, Telemetry
-from gorgo.picker.protocol.heads import HeadReader
+from gorgo.picker.protocol.messages import HeadReader
 
 # Addresses of replicas, `ip:port`, as Envoy knows them, and back to names.
 #

@@ -29,7 +29,7 @@ from gorgo.live.http.headers import Header, find, has_body, upstream_headers
 from gorgo.live.http.tls import follow_files
 from gorgo.live.listener.sockets import address_of, listening
 from gorgo.live.logs import log_failure
-from gorgo.live.openapi.documents import client_document
+from gorgo.live.openapi import client_document
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
 from gorgo.live.process import ProcessOptions, Ready, accept_limits, end_exchanges, run_process, serve_asgi
 from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness

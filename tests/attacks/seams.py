@@ -17,14 +17,14 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from gorgo.live.peer_store.connection import StoreNames, seal_key
-from gorgo.picker.transport.http2 import frames
+from gorgo.picker.transport import frames
 from gorgo.picker.transport.services import CHECK, PROCESS, WATCH
 from tests.attacks.attacks import Attack, Run
 from tests.attacks.bodies import MIB
 from tests.attacks.engine import HostileEngine
 from tests.attacks.target import CONFIG, Probe, Target, serving
 from tests.live.peer_store.server import ENVIRON, KEY_VARIABLE, RedisServer, running
-from tests.picker.transport.http2.peer import block, data, headers, message
+from tests.picker.transport.peer import block, data, headers, message
 
 PEER = "peer/00000001"
 #: Of one attack.

@@ -19,7 +19,7 @@ from gorgo.config.model import ModelConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.parsing.json_body import read_fields
 from gorgo.live.prompt_tokens import PromptTokens
-from gorgo.live.tokens.model_tokens import ModelTokens, read_models
+from gorgo.live.tokens import ModelTokens, read_models
 from tests.live.tokens.files import CHATML, conversation, model_folder
 
 ROUTE = "/v1/chat/completions"

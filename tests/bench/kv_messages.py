@@ -20,7 +20,7 @@ from gorgo.core.messages.kv_events import KvEventBatch
 from gorgo.core.router import Router
 from gorgo.engines.kv_events import decode_message
 from gorgo.engines.kv_sources import KvEventSource
-from gorgo.live.kv_events.applier import KvSubscriptions
+from gorgo.live.kv_events.subscriber import KvSubscriptions
 from gorgo.live.kv_events.subscription import Subscription
 from gorgo.policies.registry import make_policy
 from tests.bench.kv_publishers import BLOCK_TOKENS, EVENTS_PER_MESSAGE, REPLICAS, RETAINED, payloads

@@ -22,8 +22,7 @@ from gorgo.core.messages.actions import Action
 from gorgo.core.router import Router
 from gorgo.engines.registry import dialect
 from gorgo.live.extras import EVENTS, is_installed
-from gorgo.live.kv_events.applier import KvSubscriptions
-from gorgo.live.kv_events.subscriber import KvSubscriber
+from gorgo.live.kv_events.subscriber import KvSubscriber, KvSubscriptions
 from gorgo.live.upstream.target import Target
 from gorgo.policies.registry import make_policy
 from tests.bench.kv_publishers import REPLICAS, TOPIC, Publishers, publishers

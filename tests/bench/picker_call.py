@@ -20,7 +20,7 @@ from gorgo.config.model import Config, ProxyConfig, RegionConfig
 from gorgo.live.build import build_live
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.call import PickerCall
-from gorgo.picker.exchange.pending import read_now
+from gorgo.picker.pending import read_now
 from gorgo.picker.protocol.protos import ProcessingResponse, StreamAccessLogsMessage
 from gorgo.picker.server import take_access_log
 from gorgo.picker.state import PICKER, PickerState
@@ -94,7 +94,7 @@ async def _measure() -> None:
     state = make_state()
     timed = _DecisionTime(state.routing.gateway)
     state.routing.gateway = timed  # type: ignore[assignment]
-    setattr(import_module("gorgo.picker.exchange.pending"), "read_now", timed.read_now)  # noqa: B010 - it is not the module's own
+    setattr(import_module("gorgo.picker.pending"), "read_now", timed.read_now)  # noqa: B010 - it is not the module's own
     rows: dict[str, list[tuple[float, float]]] = {}
     measures = {"BUFFERED": _buffered, "first token": _first_token, "access log": _access_log, "FULL_DUPLEX": _duplex}
     for _ in range(ROUNDS):

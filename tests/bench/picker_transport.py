@@ -19,10 +19,18 @@ from gorgo.config.model import PickerTlsConfig
 from gorgo.core.limits import BufferBudget
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.call import PickerCall
-from gorgo.picker.transport.http2 import frames
-from gorgo.picker.transport.http2.server import Http2Server
-from gorgo.picker.transport.services import PROCESS, Health, Services, services
-from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits, nothing_open
+from gorgo.picker.transport import frames
+from gorgo.picker.transport.server import Http2Server
+from gorgo.picker.transport.services import (
+    PROCESS,
+    CallHandlers,
+    Health,
+    Output,
+    Services,
+    TransportLimits,
+    nothing_open,
+    services,
+)
 from tests.bench import picker_call
 from tests.picker.virtual import BUFFERED, body_message, headers_message
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from gorgo.picker.envoy.config import Json, typed
+from gorgo.picker.envoy import Json, typed
 from tests.bench.behind_envoy import bench, targets
 from tests.bench.relay.report import aligned, cpu_us
 from tests.bench.relay.targets import Launch, Place

@@ -17,9 +17,9 @@ import httpx
 import yaml
 
 from gorgo.config.load import parse_config
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from gorgo.live.state import INTERNAL_VARIABLE
-from gorgo.picker.envoy.config import envoy_config
+from gorgo.picker.envoy import envoy_config
 from tests.chaos.gate import HOST, Gate
 from tests.chaos.questions import MODEL
 from tests.picker.envoy.envoy import PROGRAM

@@ -31,8 +31,8 @@ import aiohttp
 import yaml
 
 from gorgo.config.load import parse_config
-from gorgo.lab.demo.run import Processes
-from gorgo.picker.envoy.config import envoy_config
+from gorgo.lab.demo import Processes
+from gorgo.picker.envoy import envoy_config
 from tests.picker.envoy.envoy import PROGRAM
 from tests.ports import free_ports
 from tests.proxy.fakes import DONE, USAGE, delta, running, stream

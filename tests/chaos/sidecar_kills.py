@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 from aiohttp import web
 
-from gorgo.cli.signals import run_until_stopped
+from gorgo.cli.app import run_until_stopped
 from tests.tuner.sidecar.fake_proxy import PAPER, FakeProxy
 from tuner.commands import tune_live
 

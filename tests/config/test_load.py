@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.config import explain
+from gorgo.config import load
 from gorgo.config.document import Path as DocumentPath
-from gorgo.config.explain import RENAMED, keys_at
 from gorgo.config.fleet import CapacityConfig, KvEventsConfig, ReplicaConfig
-from gorgo.config.load import KEY_VARIABLE, MAX_PROBLEMS_SHOWN, config_text, load_config, parse_config
+from gorgo.config.load import KEY_VARIABLE, MAX_PROBLEMS_SHOWN, RENAMED, config_text, keys_at, load_config, parse_config
 from gorgo.config.model import Config, LimitsConfig, ModelConfig, ProxyConfig, RegionConfig, SimulationConfig
 from gorgo.config.replica_advice import model_warnings, url_warnings, without_api_path
 from gorgo.config.router_settings import Deadlines, deadlines_by_region
@@ -340,7 +339,7 @@ def test_many_faults_are_explained_without_reading_the_model_for_each(monkeypatc
         read.append(kind)
         return get_type_hints(kind, include_extras=include_extras)
 
-    monkeypatch.setattr(explain, "get_type_hints", counted)
+    monkeypatch.setattr(load, "get_type_hints", counted)
     rows = "".join(f"- {{odd{number}: 1}}\n" for number in range(100))
     with pytest.raises(ConfigError, match="400 errors"):
         parse_config(f"proxy: {{region: a}}\nregions: [{{name: a}}]\nreplicas:\n{rows}".encode())

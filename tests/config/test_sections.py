@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.addresses import checked_bind, checked_url, split_bind
 from gorgo.config.fleet import FleetSourceConfig, KvEventsConfig
 from gorgo.config.load import parse_config
 from gorgo.config.model import LimitsConfig, SharedConfig
 from gorgo.config.registered import entry_as_json, entry_from_json
 from gorgo.config.router_settings import max_buffered_bytes, memory_bytes, router_limits
-from gorgo.config.values import BUILT_IN, checked_engine, engine_names
+from gorgo.config.values import BUILT_IN, checked_bind, checked_engine, checked_url, engine_names, split_bind
 from gorgo.errors import ConfigError
 
 # --- `fleet_sources` in regions.yaml: each kind with its keys, and errors that say what a kind needs.

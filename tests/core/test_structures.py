@@ -17,9 +17,12 @@ from gorgo.core.backoff import backoff_s
 from gorgo.core.dispatch import dispatcher, in_flight
 from gorgo.core.lru import Lru
 from gorgo.core.messages.decision import Decision
-from gorgo.core.messages.request import AttemptResult, Outcome, Sample
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest, Sample
 from gorgo.core.metric_spec import LabelSpec, label_of
 from gorgo.core.record import record
+from gorgo.live.logs import Finished
+from gorgo.live.request import parse
+from gorgo.live.request import record as record_of_exchange
 
 # --- The wait doubles, is bounded, and is never less than half of itself.
 
@@ -169,6 +172,8 @@ def test_type_checkers_take_a_record_for_frozen() -> None:
 MADE = [
     (Decision, dispatcher),
     (Sample, in_flight),
+    (RouteRequest, parse),
+    (Finished, record_of_exchange),
 ]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gorgo.core.messages.request import EngineSample
+from gorgo.engines.base import OpenAI
 from gorgo.engines.exposition import MAX_CHARACTERS, MAX_LINE, MAX_LINES, MAX_TEXT, read_gauges, read_series
 from gorgo.engines.llamacpp import LlamaCpp
-from gorgo.engines.openai import OpenAI
 from gorgo.engines.sglang import SGLang
 from gorgo.engines.vllm import VLLM
 from gorgo.lab.engine_server.stats import EngineStats

@@ -14,8 +14,8 @@ from statistics import mean
 from typing import Any
 
 from experiments.systems.policies import PUBLISHED_RATIOS
-from gorgo.lab.demo.options import ALL_READINGS
 from gorgo.lab.simulate.compare import geometric_mean
+from gorgo.policies.registry import ALL_READINGS
 from tests.documents import tables
 from tests.figures.attacks import BEFORE, attacks, attacks_of_seams, fast_failures
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gorgo.config.fleet import CapacityConfig, FleetSourceConfig, ReplicaConfig, SourceReplicaConfig
 from gorgo.config.model import Config, ProxyConfig, RegionConfig
-from gorgo.fleet_sources.documents import ObjectError
 from gorgo.fleet_sources.entries import (
     KEYS,
     Found,
@@ -30,6 +29,7 @@ from gorgo.fleet_sources.entries import (
 )
 from gorgo.fleet_sources.kubernetes import (
     InferencePool,
+    ObjectError,
     found_pods,
     found_slices,
     read_node,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from gorgo.config.fleet import FleetSourceConfig, ReplicaConfig
 from gorgo.config.model import Config, ProxyConfig, RegionConfig
-from gorgo.fleet_sources.documents import Document, ObjectError, mapping, object_name, text
 from gorgo.fleet_sources.entries import MAX_REPLICAS, Found, FoundReplica, ReplicaState
 from gorgo.fleet_sources.fleet import FIRST_SYNC_S, MAX_SHOWN, FoundFleet
+from gorgo.fleet_sources.kubernetes import Document, ObjectError, mapping, object_name, text
 from gorgo.fleet_sources.list_watch import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,

@@ -24,33 +24,31 @@ from gorgo.core.numeric import QUICK_VALUES, TINY_BYTES
 from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
 from gorgo.live.http.errors import HttpError
 from gorgo.live.http.headers import Header, RequestHeaders
-from gorgo.live.parsing import unpacking
+from gorgo.live.parsing import json_body
 from gorgo.live.parsing import workers as workers_module
 from gorgo.live.parsing.json_body import (
+    FREE_BYTES,
     MAX_BRACKETS,
     MAX_DIGITS,
+    MAX_PARTS,
+    MAX_RATIO,
     MAX_TEXT,
     MAX_VALUES,
+    PIECE_BYTES,
     UNCOUNTED_BYTES,
     BodyFields,
     check_counts,
     check_media_type,
+    coding_of,
     limit_digits,
     model_spans,
     parse_body,
     read_fields,
     read_quick_fields,
     request_usage,
-    with_model,
-)
-from gorgo.live.parsing.unpacking import (
-    FREE_BYTES,
-    MAX_MEMBERS,
-    MAX_RATIO,
-    PIECE_BYTES,
-    coding_of,
     unpack,
     unpack_quick,
+    with_model,
 )
 from gorgo.live.parsing.worker import MAX_MEMORY_BYTES, reader
 from gorgo.live.parsing.workers import JOB_TIMEOUT_S, BodyWorkers, Turns
@@ -319,8 +317,8 @@ def test_bomb_is_refused_by_its_growth_before_the_bound_of_the_body(coding: str,
 )
 def test_members_one_after_the_other_are_one_body_and_are_counted(coding: str, pack: Pack) -> None:
     assert b"".join(unpack(coding, pack(b"ab") + pack(b"c"), limit=LIMIT)) == b"abc"
-    assert status_of_unpacking(coding, pack(b"") * MAX_MEMBERS) == 200
-    assert status_of_unpacking(coding, pack(b"") * (MAX_MEMBERS + 1)) == 400
+    assert status_of_unpacking(coding, pack(b"") * MAX_PARTS) == 200
+    assert status_of_unpacking(coding, pack(b"") * (MAX_PARTS + 1)) == 400
 
 
 @pytest.mark.skipif(ZSTD is None, reason="library")
@@ -364,7 +362,7 @@ def test_coding_that_cannot_be_read_is_a_415_that_names_those_that_can(said: lis
 def test_without_a_library_zstd_and_br_are_a_415_and_gzip_works(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("compression.zstd", "backports.zstd", "brotli"):
         monkeypatch.setitem(sys.modules, name, None)
-    unpacking._readers.cache_clear()
+    json_body._readers.cache_clear()
     try:
         for coding in (b"zstd", b"br"):
             with pytest.raises(HttpError, match=r"one of: gzip, deflate$"):
@@ -372,7 +370,7 @@ def test_without_a_library_zstd_and_br_are_a_415_and_gzip_works(monkeypatch: pyt
         assert coding_of([(b"content-encoding", b"gzip")]) == "gzip"
         assert status_of_unpacking("gzip", gzip.compress(b"{}")) == 200
     finally:
-        unpacking._readers.cache_clear()
+        json_body._readers.cache_clear()
 
 
 def test_library_that_cannot_bound_its_output_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,12 +380,12 @@ def test_library_that_cannot_bound_its_output_is_not_used(monkeypatch: pytest.Mo
                 return data
 
     monkeypatch.setitem(sys.modules, "brotli", Old)
-    unpacking._readers.cache_clear()
+    json_body._readers.cache_clear()
     try:
         with pytest.raises(HttpError, match="one of: gzip, deflate"):
             coding_of([(b"content-encoding", b"br")])
     finally:
-        unpacking._readers.cache_clear()
+        json_body._readers.cache_clear()
 
 
 async def test_large_body_is_unpacked_by_the_helper_process_within_the_same_bounds() -> None:

@@ -21,10 +21,9 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from gorgo.config.model import OverloadConfig, ProxyConfig, TracingConfig
 from gorgo.core.latency.ttft import PARTS
 from gorgo.errors import MissingExtra
-from gorgo.live.build import build_live
+from gorgo.live.build import build_live, make_tracing
 from gorgo.live.telemetry import spans as span_export
 from gorgo.live.telemetry.spans import CLIENT_TRACES_PER_S, SpanExport
-from gorgo.live.telemetry.tracing import make_tracing
 from gorgo.picker.server import take_access_log
 from gorgo.picker.state import PICKER, PickerState
 from gorgo.policies.registry import make_policy

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import zlib
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from gorgo.config.fleet import FleetSourceConfig
 from gorgo.config.model import Config, LimitsConfig, ModelConfig, OverloadConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.live.parsing.json_body import BodyFields, read_large_body
-from gorgo.live.parsing.unpacking import unpack
+from gorgo.live.parsing.json_body import BodyFields, read_large_body, unpack
 from gorgo.live.parsing.workers import BodyWorkers
 from gorgo.picker.call import MAX_HEADERS, ProtocolError
-from gorgo.picker.envoy.config import envoy_config
+from gorgo.picker.envoy import envoy_config
 from gorgo.picker.server import GrpcFrontEnd
+from gorgo.picker.state import Endpoints
 from gorgo.picker.transport.services import DECIDING
 from tests.picker.virtual import (
     BODY,
@@ -521,3 +522,25 @@ def test_envoy_may_send_twice_what_no_engine_stores(
         call.close()
 
     in_virtual_time(test, config)
+
+
+# --- Addresses of replicas as Envoy knows them: none that the name of a replica must not stand for.
+
+
+async def test_a_name_that_stands_for_a_refused_address_has_none_for_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["169.254.169.254", "10.0.0.5"]
+
+    async def resolve(_: str, port: int, **__: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in answers]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve, raising=False)
+    urls, check = {"a": "http://engine.example:8000"}, {"169.254.169.254": "it is link-local"}.get
+    endpoints = Endpoints(urls, {"a": check})
+    await endpoints.resolve()
+    assert endpoints.address("a") == "10.0.0.5:8000"
+    answers[:] = ["169.254.169.254"]
+    await endpoints.resolve()
+    assert endpoints.address("a") == "10.0.0.5:8000"  # as without an answer
+    # Another configuration allows less.
+    endpoints.configure(urls, {"a": {"10.0.0.5": "it is link-local"}.get})
+    assert endpoints.address("a") is None

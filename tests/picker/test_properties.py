@@ -19,9 +19,9 @@ from gorgo.picker.call import PickerCall, ProtocolError
 from gorgo.picker.protocol.messages import LB, SERVED
 from gorgo.picker.protocol.protos import ProcessingRequest
 from gorgo.picker.server import take_access_log
-from gorgo.picker.transport.http2.connection import Connection
-from tests.picker.transport.http2.peer import data, greeted, headers
-from tests.picker.transport.http2.peer import message as message_frame
+from gorgo.picker.transport.connection import Connection
+from tests.picker.transport.peer import data, greeted, headers
+from tests.picker.transport.peer import message as message_frame
 from tests.picker.virtual import (
     BODY,
     BUFFERED,

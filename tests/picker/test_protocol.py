@@ -13,12 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.live.http.headers import Header, RequestHeaders
-from gorgo.picker.protocol import heads
-from gorgo.picker.protocol.answers import EndpointChoice, Labels, answered, chosen
-from gorgo.picker.protocol.heads import VARYING, HeadReader
-from gorgo.picker.protocol.messages import DESTINATION, LB, OWN, ProtocolError, read_message, read_subset
+from gorgo.picker.protocol import messages as codec
+from gorgo.picker.protocol.answers import EndpointChoice, Labels, answered, chosen, varint
+from gorgo.picker.protocol.messages import (
+    DESTINATION,
+    LB,
+    OWN,
+    VARYING,
+    HeadReader,
+    ProtocolError,
+    read_message,
+    read_subset,
+)
 from gorgo.picker.protocol.protos import OVERWRITE_IF_EXISTS_OR_ADD, HeaderValue, ProcessingResponse
-from gorgo.picker.protocol.wire import varint
 from tests.picker.virtual import BUFFERED, DUPLEX, body_message, headers_message
 
 # --- Answers that are joined from bytes are those that the library of Protocol Buffers makes.
@@ -190,7 +197,7 @@ def test_a_head_that_differs_in_its_id_and_length_is_known_again() -> None:
 
 
 def test_no_more_heads_are_retained_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "MAX_KNOWN", 4)
+    monkeypatch.setattr(codec, "MAX_KNOWN", 4)
     reader = HeadReader()
     for number in range(40):
         message = headers_message("request_headers", ("accept", str(number)), path=f"/{number}").SerializeToString()

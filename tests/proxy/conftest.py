@@ -52,7 +52,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 @pytest.fixture(autouse=True)
 def wrong_tokens_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests send many; `test_token_check` shows that they are late otherwise."""
-    monkeypatch.setattr("gorgo.live.admin.token_check.DELAY_S", 0.0)
+    monkeypatch.setattr("gorgo.live.admin.calls.DELAY_S", 0.0)
 
 
 @dataclass

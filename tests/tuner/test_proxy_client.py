@@ -137,9 +137,9 @@ async def test_an_answer_has_at_most_ten_mebibytes(size: int, fits: bool) -> Non
 
 
 def test_bounds_are_the_proxy_s_own() -> None:
-    from gorgo.live.admin import app, bodies
+    from gorgo.live.admin import app, calls
 
-    assert (MAX_SAMPLES, MAX_TEXT) == (app.MAX_SAMPLES, bodies.MAX_TEXT) == (1000, 1000)
+    assert (MAX_SAMPLES, MAX_TEXT) == (app.MAX_SAMPLES, calls.MAX_TEXT) == (1000, 1000)
     assert (TIMEOUT_S, MAX_ANSWER_BYTES) == (10.0, 10_485_760)
 
 

@@ -2,7 +2,7 @@
 
 Owns the names, and the two optimizers that are controls: `Fixed`, which never moves, and `RandomSearch`.
 
-A new optimizer is a file, a line below, and its name in `cli.tune.options`. Another package adds one by an entry point
+A new optimizer is a file, a line below, and its name in `gorgo.cli.tune`. Another package adds one by an entry point
 in the group `gorgo.optimizers`: its name is the optimizer's, its object a class made as `BaseOptimizer` is. It cannot
 replace a built-in name.
 """

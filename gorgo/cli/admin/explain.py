@@ -138,7 +138,7 @@ def _decision(decision: Row) -> Iterator[str]:
             row["cost"],
             *(row.get("estimates_ms", {}).get(name) for name in estimates),
         ]
-        for row in _by_cost(decision)
+        for row in by_cost(decision)
     ]
     yield table(header, rows)
     if decision["sampled_from"] is not None:
@@ -163,7 +163,7 @@ def _reason(decision: Row, policy: str) -> str:
     return f"the lowest cost of {policy}" if costs else f"by {policy}, which has no cost"
 
 
-def _by_cost(decision: Row) -> list[Row]:
+def by_cost(decision: Row) -> list[Row]:
     """Return the candidates: the chosen one, then by cost, unknown last."""
 
     def key(row: Row) -> tuple[bool, bool, float]:

@@ -26,6 +26,8 @@ from rich.text import Text
 from gorgo import formatting
 from gorgo.cli import options
 from gorgo.cli.admin.call import CallError, call_admin, request_admin
+from gorgo.cli.admin.explain import by_cost
+from gorgo.formatting import first_names
 
 
 def status(
@@ -303,8 +305,8 @@ def _engines(status: Row) -> Iterator[Text]:
         key = formatting.engine(row["engine"]), row.get("accelerator"), tuple(row["models"])  # an older proxy has none
         alike.setdefault(key, []).append(row["name"])
     for (engine, accelerator, models), names in list(alike.items())[:ENGINES_SHOWN]:
-        listed = f"models {_some(models)}" if models else "any model"
-        yield plain(f"{_some(names)}: {', '.join(filter(None, (engine, accelerator, listed)))}")
+        listed = f"models {first_names(models, NAMES_SHOWN)}" if models else "any model"
+        yield plain(f"{first_names(names, NAMES_SHOWN)}: {', '.join(filter(None, (engine, accelerator, listed)))}")
 
 
 def _caches(status: Row) -> Iterator[Text]:
@@ -360,11 +362,6 @@ def _routes(status: Row) -> Iterator[Text]:
         yield Text(formatting.routes_line(routes))
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
-
-
 def _state(row: Row) -> Text:
     """Return the health state, its age, and whether the replica registered by itself; alerts have the reason."""
     state = Text(row["health_state"], style=_STYLES.get(row["health_state"], "yellow"))
@@ -402,7 +399,7 @@ def _decisions(decisions: Sequence[Row], *, width: int) -> Table:
     chosen: list[bool] = []
     for decision in decisions:
         outcome = _outcome(decision)
-        for place, row in enumerate(_by_cost(decision)[:CANDIDATES_SHOWN]):
+        for place, row in enumerate(by_cost(decision)[:CANDIDATES_SHOWN]):
             request = "" if place else _short(decision["request_id"], decision["attempt"])
             numbers = [formatting.term(row["terms"].get(name)) for name in terms]
             cells = ["" if place else outcome[column] for column in of_request]
@@ -427,13 +424,6 @@ def _decisions(decisions: Sequence[Row], *, width: int) -> Table:
     for texts, best in zip(rows, chosen, strict=True):
         table.add_row(*(texts[place] for place in shown), style="bold" if best else None)
     return table
-
-
-def _by_cost(decision: Row) -> list[Row]:
-    def key(row: Row) -> tuple[bool, bool, float]:
-        return row["replica"] != decision["replica"], row["cost"] is None, row["cost"] or 0.0
-
-    return sorted(decision["candidates"], key=key)
 
 
 def _outcome(decision: Row) -> dict[str, str]:
@@ -485,7 +475,7 @@ def _differences(status: Row) -> Iterator[Text]:
 
 
 def _in_force(status: Row) -> Text:
-    from gorgo.cli.admin.freeze import routing_line
+    from gorgo.cli.admin.routing import routing_line
 
     return plain(routing_line(status["routing"]))
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gorgo.cli import options
-from gorgo.cli.tables import Cell, counted, table
+from gorgo.cli.tables import Cell, table
+from gorgo.formatting import counted
 
 if TYPE_CHECKING:
     from gorgo.lab.plan import Plan, PlanSettings

@@ -24,9 +24,10 @@ from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import Reject
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, RouteRequest, Sample
+from gorgo.core.numeric import in_ms
 from gorgo.core.policy.interface import terms_of_row
 from gorgo.core.prefix.index import Behind
-from gorgo.core.prefix.kv_speculation import Speculation
+from gorgo.core.prefix.kv_index import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.record import mutable_record, record
 from gorgo.core.training.candidate_table import CandidateTable
@@ -705,11 +706,11 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         outcome.cached_tokens,
         decision.estimated_cached_tokens,
         output_tokens,
-        _ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),  # rtt_ms
-        _ms(decision.predicted_ttft_s),  # predicted_ttft_ms
-        _ms(ttft_s),  # ttft_ms
+        in_ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),  # rtt_ms
+        in_ms(decision.predicted_ttft_s),  # predicted_ttft_ms
+        in_ms(ttft_s),  # ttft_ms
         now - request.received_s,  # e2e_s
-        _ms(outcome.itl_s_p95),  # itl_ms_p95
+        in_ms(outcome.itl_s_p95),  # itl_ms_p95
         status,
         state.attempts - 1 - state.hedged - state.continuations - state.withdrawn,  # retries
         state.hedged,
@@ -717,14 +718,10 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         None if shadow is None else shadow.policy,  # shadow_policy
         None if shadow is None else shadow.rank,  # shadow_rank
         None if shadow is None else shadow.cost,  # shadow_cost
-        None if shadow is None else _ms(shadow.predicted_ttft_s),  # shadow_predicted_ttft_ms
+        None if shadow is None else in_ms(shadow.predicted_ttft_s),  # shadow_predicted_ttft_ms
         decision.best_cached_tokens,
         None if ttft_s is None else decision.estimate.attribute(ttft_s).as_ms(),  # ttft_parts_ms
         request.client,
         decision.model,
         state.continuations,  # continued
     )
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3

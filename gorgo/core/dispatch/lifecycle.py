@@ -42,7 +42,8 @@ from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import ClientQuotas, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome, RouteRequest, SampleRing
-from gorgo.core.training.features import prefix_group
+from gorgo.core.numeric import nan_if_none
+from gorgo.core.training.candidate_table import prefix_group
 from gorgo.core.training.learning import OutcomeRecorder, RecordedOutcome
 from gorgo.core.training.outcomes import OutcomeRow
 
@@ -269,8 +270,8 @@ def to_row(attempt: Attempt, outcome: Outcome, *, now: float) -> OutcomeRow | No
         slot=attempt.replica.slot,
         censored=first_s is None and not whole,
         tpot_s=nan if not request.streamed else _tpot_s(attempt, outcome, now),
-        output_tokens=_known(outcome.output_tokens),
-        cached_tokens=_known(outcome.cached_tokens),
+        output_tokens=nan_if_none(outcome.output_tokens),
+        cached_tokens=nan_if_none(outcome.cached_tokens),
         group=prefix_group(request),
         unstreamed=not request.streamed,
     )
@@ -282,10 +283,6 @@ def _tpot_s(attempt: Attempt, outcome: Outcome, now: float) -> float:
     if first_s is None or tokens is None or tokens < 2 or outcome.result is not COMPLETED:
         return nan
     return (now - first_s) / (tokens - 1)
-
-
-def _known(value: int | None) -> float:
-    return nan if value is None else float(value)
 
 
 #: Attempts of one request in all, continued parts of its answer included.

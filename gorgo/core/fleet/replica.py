@@ -36,7 +36,7 @@ from gorgo.core.latency.ttft import (
 )
 from gorgo.core.limits import OutlierLimits
 from gorgo.core.messages.request import EngineSample, OpenConnection, RouteRequest
-from gorgo.core.numeric import Floats
+from gorgo.core.numeric import Floats, nan_if_none
 
 # Outlier detection for one replica: when it is ejected, for how long, and what readmits it.
 #
@@ -864,7 +864,7 @@ class Replica:
         replica = cls(spec, slot, columns, OutlierDetector(ejection), prior, PrefillQueue(), ReportedSpeed(prior))
         columns.salt[slot] = _salt(spec.name)
         for name in _CAPACITY_FIELDS:
-            getattr(columns, name)[slot] = _known(getattr(spec, name))
+            getattr(columns, name)[slot] = nan_if_none(getattr(spec, name))
         replica._publish_spec()
         replica._publish_prior()
         replica.prefill_queue.on_change = replica._publish_queue
@@ -910,7 +910,7 @@ class Replica:
         columns = self.columns
         for name in _CAPACITY_FIELDS:
             if getattr(spec, name) != getattr(self.spec, name):
-                getattr(columns, name)[self.slot] = _known(getattr(spec, name))
+                getattr(columns, name)[self.slot] = nan_if_none(getattr(spec, name))
         self.spec = spec
         self._publish_spec()
         prior = _prefill_prior(spec)
@@ -990,10 +990,6 @@ class Replica:
 def _salt(name: str) -> int:
     """64 bits of the name, the same in every process and on every machine."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
-def _known(value: int | None) -> float:
-    return nan if value is None else float(value)
 
 
 def _prefill_prior(spec: ReplicaSpec) -> PrefillPrior:

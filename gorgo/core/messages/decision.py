@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.latency.ttft import TtftEstimate
-from gorgo.core.numeric import none_if_nan
+from gorgo.core.numeric import in_ms, none_if_nan
 from gorgo.core.record import record
 
 # Sources of cached tokens: what the Router's knowledge of a replica's cache comes from, and how right it was.
@@ -166,7 +166,7 @@ class Decision:
             rows.append({"replica": name, "cost": cost, "terms": terms})
             if self.estimates:
                 rows[-1]["estimates_ms"] = {
-                    estimate: _ms(none_if_nan(column[row])) for estimate, column in self.estimates.items()
+                    estimate: in_ms(none_if_nan(column[row])) for estimate, column in self.estimates.items()
                 }
             if self.features is not None:
                 rows[-1]["features"] = dict(zip(self.feature_names, self.features[row].tolist(), strict=True))
@@ -188,14 +188,10 @@ class Decision:
             "cache_source": self.cache_source,
             "predicted_ttft_ms": None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3,
             "predicted_parts_ms": dict(self.estimate.as_ms()),
-            "objectives_ms": {"ttft": _ms(self.slo_ttft_s), "tpot": _ms(self.slo_tpot_s)},
+            "objectives_ms": {"ttft": in_ms(self.slo_ttft_s), "tpot": in_ms(self.slo_tpot_s)},
             "fallback": self.fallback,
             "shadow": None if self.shadow is None else self.shadow.as_dict(),
             "sampled_from": self.sampled_from,
             "candidates": rows,
             "excluded": dict(self.excluded),
         }
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3

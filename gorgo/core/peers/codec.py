@@ -177,16 +177,16 @@ def decode_report(text: bytes) -> PeerReport:
     _, router, seq, key_id, loads, prefixes, cache_reports, *learned = read_array(fields, 11, "report")
     answers, prefills, speeds, status = learned
     return PeerReport(
-        read_name(router, "router"),
-        read_count(seq, "seq"),
-        read_name(key_id, "key_id"),
-        read_records(loads, MAX_REPLICAS, "loads", _load),
-        read_records(prefixes, MAX_PREFIXES, "prefixes", _marks),
-        read_records(cache_reports, MAX_CACHE_REPORTS, "cache_reports", _cache_report),
-        read_records(answers, MAX_ANSWERS, "answers", _answer),
-        read_records(prefills, MAX_REPLICAS, "prefills", _prefill),
-        read_records(speeds, MAX_REPLICAS, "speeds", _speed),
-        _status(status),
+        router=read_name(router, "router"),
+        seq=read_count(seq, "seq"),
+        key_id=read_name(key_id, "key_id"),
+        loads=read_records(loads, MAX_REPLICAS, "loads", _load),
+        prefixes=read_records(prefixes, MAX_PREFIXES, "prefixes", _marks),
+        cache_reports=read_records(cache_reports, MAX_CACHE_REPORTS, "cache_reports", _cache_report),
+        answers=read_records(answers, MAX_ANSWERS, "answers", _answer),
+        prefills=read_records(prefills, MAX_REPLICAS, "prefills", _prefill),
+        speeds=read_records(speeds, MAX_REPLICAS, "speeds", _speed),
+        status=_status(status),
     )
 
 

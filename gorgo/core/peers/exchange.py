@@ -491,16 +491,16 @@ class PeerExchange:
         self._reported_s, self._reported_changes = now, self._table.changes
         prefixes, cache_reports, answers = self.outbox.take_entries()
         return PeerReport(
-            self.name,
-            self._seq,
-            self.key_id,
-            tuple(own_loads(self._table, now=now)),
-            prefixes,
-            cache_reports,
-            answers,
-            tuple(self._take_prefills()),
-            tuple(self._speeds.own(self._fleet.replicas, seq=self._seq)),
-            self.status(),
+            router=self.name,
+            seq=self._seq,
+            key_id=self.key_id,
+            loads=tuple(own_loads(self._table, now=now)),
+            prefixes=prefixes,
+            cache_reports=cache_reports,
+            answers=answers,
+            prefills=tuple(self._take_prefills()),
+            speeds=tuple(self._speeds.own(self._fleet.replicas, seq=self._seq)),
+            status=self.status(),
         )
 
     def _take_prefills(self) -> Iterator[StartedPrefill]:

@@ -12,7 +12,7 @@ engine's queue and the unexplained rest. The share of a client is that of the to
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -28,6 +28,7 @@ from gorgo.formatting import clock, ms, share
 from gorgo.lab.report.report import MAX_ROWS, PageTable, Section, TableRow, render_page
 from gorgo.lab.report.style import BROAD, COLOURS, NARROW, Layout, panels, svg_document, svg_element
 from gorgo.lab.request_log import LoggedRequest
+from gorgo.lab.simulate.compare import mean_of_known
 
 #: Of the page's minute, and of what it is compared with.
 MINUTE_S, BEFORE_S = 60.0, 3600.0
@@ -165,19 +166,14 @@ def _parts(inside: Sequence[LoggedRequest], before: Sequence[LoggedRequest]) -> 
     found = []
     for place, part in enumerate(PARTS):
         minute_s, before_s = (
-            _mean(row.ttft_parts_s[place] for row in rows if row.ttft_parts_s) for rows in (inside, before)
+            mean_of_known(row.ttft_parts_s[place] for row in rows if row.ttft_parts_s) for rows in (inside, before)
         )
         found.append(PartRow(part, minute_s, before_s))
-    return (*found, PartRow("decode", _mean(map(_decode_s, inside)), _mean(map(_decode_s, before))))
+    return (*found, PartRow("decode", mean_of_known(map(_decode_s, inside)), mean_of_known(map(_decode_s, before))))
 
 
 def _decode_s(row: LoggedRequest) -> float | None:
     return None if row.ttft_s is None or row.e2e_s is None else max(0.0, row.e2e_s - row.ttft_s)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _uncached(row: LoggedRequest) -> int:

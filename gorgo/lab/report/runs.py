@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from pydantic import Strict
 
 from gorgo.core.numeric import Floats
-from gorgo.lab.results import Count, Number, ResultRow
+from gorgo.lab.results import Count, Number, ResultRow, percent
 from gorgo.lab.simulate.compare import Ratio, ratio_of_units
+from gorgo.policies.registry import BASELINES
 
 #: Rows that no proxy can run, see `gorgo.lab.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "pinned", "floor")
-#: The baselines of the GORGO paper.
-BASELINES = ("least-load", "least-request", "prefix-cache", "simple-session-affinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +217,6 @@ class Measure:
         return [value for run in cell.runs if (value := self.value(run.row)) is not None]
 
 
-def _percent(fraction: float | None) -> float | None:
-    return None if fraction is None else 100 * fraction
-
-
 TTFT_P95 = Measure("p95 TTFT, ms", lambda row: row.ttft_ms.p95, ",.0f")
 E2E_P95 = Measure("p95 E2E, s", lambda row: row.e2e_s.p95, ",.2f")
 #: What ratios and the plot against load are of.
@@ -234,8 +229,8 @@ MEASURES = (
     Measure("p50 E2E, s", lambda row: row.e2e_s.p50, ",.2f"),
     E2E_P95,
     Measure("p95 ITL, ms", lambda row: row.itl_ms.p95, ",.0f"),
-    Measure("cache hit, %", lambda row: _percent(row.cache_hit), ".1f", max),
-    Measure("estimated, %", lambda row: _percent(row.cache_hit_estimated), ".1f", None),
+    Measure("cache hit, %", lambda row: percent(row.cache_hit), ".1f", max),
+    Measure("estimated, %", lambda row: percent(row.cache_hit_estimated), ".1f", None),
     Measure("p50 prediction error, ms", lambda row: row.prediction_error_ms.p50, ",.0f"),
     Measure("p95 slip, ms", lambda row: row.slip_ms_p95, ",.1f", None),
 )

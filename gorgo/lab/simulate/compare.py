@@ -121,7 +121,7 @@ def units_of(rows: Iterable[ResultRow]) -> int:
 
 def best_of_rows(groups: Mapping[str, Sequence[ResultRow]], figure: Figure) -> str | None:
     """Return the name of the group with the least mean of `figure`; None if no group has it."""
-    means = {name: _mean([figure(row) for row in rows]) for name, rows in groups.items()}
+    means = {name: mean_of_known([figure(row) for row in rows]) for name, rows in groups.items()}
     known = {name: value for name, value in means.items() if value is not None}
     return min(known, key=known.__getitem__, default=None)
 
@@ -137,17 +137,17 @@ def mean_row(rows: Sequence[ResultRow]) -> ResultRow:
         ttft_ms=_mean_spread([row.ttft_ms for row in rows]),
         e2e_s=_mean_spread([row.e2e_s for row in rows]),
         itl_ms=_mean_spread([row.itl_ms for row in rows]),
-        cache_hit=_mean([row.cache_hit for row in rows]),
-        cache_hit_estimated=_mean([row.cache_hit_estimated for row in rows]),
+        cache_hit=mean_of_known([row.cache_hit for row in rows]),
+        cache_hit_estimated=mean_of_known([row.cache_hit_estimated for row in rows]),
         share={name: sum(row.share.get(name, 0.0) for row in rows) / len(rows) for name in names},
         prediction_error_ms=_mean_spread([row.prediction_error_ms for row in rows]),
-        slip_ms_p95=_mean([row.slip_ms_p95 for row in rows]),
+        slip_ms_p95=mean_of_known([row.slip_ms_p95 for row in rows]),
         failures={cause: sum(row.failures.get(cause, 0) for row in rows) for cause in _causes(rows)},
         tpot_ms=_mean_spread([row.tpot_ms for row in rows]),
         e2e_per_token_ms=_mean_spread([row.e2e_per_token_ms for row in rows]),
-        tokens_per_s=_mean([row.tokens_per_s for row in rows]),
-        goodput=_mean([row.goodput for row in rows]),
-        prediction_error_ratio=_mean([row.prediction_error_ratio for row in rows]),
+        tokens_per_s=mean_of_known([row.tokens_per_s for row in rows]),
+        goodput=mean_of_known([row.goodput for row in rows]),
+        prediction_error_ratio=mean_of_known([row.prediction_error_ratio for row in rows]),
         preemptions=None if first.preemptions is None else sum(row.preemptions or 0 for row in rows),
         digest=None,  # no run's
         planned=None if first.planned is None else sum(row.planned or row.n for row in rows),
@@ -162,10 +162,13 @@ def _pair_key(row: ResultRow) -> tuple[str, float, int, str | None, int | None]:
     return row.trace, row.time_scale, row.seed, row.setting, row.window
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the known values; `None` if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def _mean_spread(spreads: Sequence[Spread]) -> Spread:
-    return Spread(**{one.name: _mean([getattr(spread, one.name) for spread in spreads]) for one in fields(Spread)})
+    return Spread(
+        **{one.name: mean_of_known([getattr(spread, one.name) for spread in spreads]) for one in fields(Spread)}
+    )

@@ -1,7 +1,8 @@
 """`gorgo simulate`: every policy at every load and seed, and the files that it leaves.
 
-Owns the list of runs, the tables that are printed (a block per load, policies as rows, and ratios to the first policy)
-and the folder. Leaves a run to `gorgo.lab.simulate.run` and the statistics to `gorgo.lab.simulate.compare`. The folder:
+Owns the list of runs, the tables that are printed (a block per load, policies as rows, and ratios to the first policy),
+the folder, and the same for programs and notebooks (`run_policies`, `data_frame`). Leaves a run to
+`gorgo.lab.simulate.run` and the statistics to `gorgo.lab.simulate.compare`. The folder:
 
     OUT/results.json                         a row per run
     OUT/POLICY/xSCALE-seedSEED/              one run: its row in results.json, its requests in requests.jsonl
@@ -14,29 +15,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from gorgo.config.atomic import create_text_file
+from gorgo.config.load import load_config
+from gorgo.config.model import Config
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.weights import Weights
+from gorgo.errors import MissingExtra
 from gorgo.lab.datasets import is_shape
-from gorgo.lab.demo.options import PUBLISHED
 from gorgo.lab.failures import failure_lines
 from gorgo.lab.progress import shown_progress
-from gorgo.lab.result_table import SIMULATED, results_table
-from gorgo.lab.results import ResultRow, load_text, write_results
-from gorgo.lab.sim.faults.scenarios import Scenario, find_scenario
-from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.prompt_text import warning
+from gorgo.lab.results import SIMULATED, ResultRow, load_text, results_table, write_results
+from gorgo.lab.sim.fleet import SimFleet, chosen_fleet, limits_of, with_queue_for_all
+from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.scenarios import Scenario, chosen_scenario, find_scenario
 from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95, units_of
 from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, PINNED, STEADY, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import policy_of, run_many
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.traces.text import warning
-from gorgo.policies.registry import make_shadow
+from gorgo.policies.registry import PUBLISHED, make_shadow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: This project's, the published one, the paper's four baselines, and chance.
 DEFAULT_POLICIES = ("gorgo-ms", *PUBLISHED)
@@ -296,3 +303,152 @@ def _words(ratio: Ratio | None) -> str:
     if ratio.low is None:
         return f"{ratio.value:.3f}"
     return f"{ratio.value:.3f} \\[{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+#: The file of the fleet, of the intervals and of the weights of its policy, where none is named.
+REGIONS = Path("regions.yaml")
+
+
+def run_policies(
+    trace: str | Path,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    *,
+    load: float | Sequence[float] = 1.0,
+    seeds: int | Sequence[int] = 1,
+    config: Path | Config = REGIONS,
+    n_jobs: int = -1,
+    show_progress: bool = False,
+    **options: Any,
+) -> list[ResultRow]:
+    """Run every policy and baseline at every load and seed; return a row per run and window.
+
+    Parameters
+    ----------
+    trace:
+        A file, or the name of a data set or shape.
+    policies:
+        Names; the defaults are those of the command.
+    load:
+        One or several multiples of the trace's own load.
+    seeds:
+        So many from 0, or these.
+    config:
+        regions.yaml, or a loaded one.
+    n_jobs:
+        Processes; -1: one a core.
+    options:
+        As in `simulate_options`.
+
+    Warnings about the trace are Python's. Raises what `gorgo simulate` prints as errors, all `GorgoError`.
+
+    Example
+    -------
+    >>> from gorgo.config.load import parse_config
+    >>> here = b"{regions: [{name: x}], proxy: {region: x}, replicas: [{name: a, region: x, url: 'http://a'}]}"
+    >>> config, some = parse_config(here), TraceFilters(limit=20)
+    >>> rows = run_policies("chat-small", ["gorgo-ms"], fleet="paper", config=config, n_jobs=1, filters=some)
+    >>> [row.policy for row in rows], rows[0].n, rows[0].queue
+    (['gorgo-ms', 'oracle', 'pinned', 'floor'], 20, False)
+    """
+    wanted = simulate_options(
+        trace,
+        policies,
+        time_scales=[1 / one for one in ([load] if isinstance(load, int | float) else load)],
+        seeds=range(seeds) if isinstance(seeds, int) else seeds,
+        config=config,
+        n_jobs=n_jobs,
+        show_progress=show_progress,
+        **options,
+    )
+    return simulate_command(wanted, warn=lambda text: warn(text, stacklevel=3))
+
+
+def simulate_options(
+    trace: str | Path,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    *,
+    time_scales: Sequence[float] = (1.0,),
+    seeds: Sequence[int] = (0,),
+    config: Path | Config = REGIONS,
+    source: Path = REGIONS,
+    fleet: str | SimFleet | None = None,
+    baselines: Sequence[str] = BASELINES,
+    weights: Mapping[str, Mapping[str, float]] | None = None,
+    queue: bool = False,
+    filters: TraceFilters | None = None,
+    scenario: str | Path | Scenario = STEADY,
+    shadow: str | None = None,
+    block_tokens: int | None = None,
+    routers: RouterGroup = ONE_ROUTER,
+    closed_loop: bool = False,
+    warm_s: float = 0.0,
+    windows: int = 1,
+    out: Path | None = None,
+    n_jobs: int = -1,
+    show_progress: bool = True,
+) -> SimulateOptions:
+    """Return the options of a comparison, those that are not named as the command line has them.
+
+    `baselines` are the rows of no policy: `oracle`, by far the slowest to run, `pinned` and `floor`. `fleet` is a name
+    of `gorgo fleets`, or one of your own; None: that of `config`. `scenario` is a name, a file (`*.yaml`) or one of
+    your own. `weights` are by policy, beside those that `config` has for its own; `source` names a loaded `config` in
+    errors. With `queue` every policy has the queue of the proxy; without it none has.
+    """
+    source, loaded = (config, load_config(config)) if isinstance(config, Path) else (source, config)
+    own = {loaded.proxy.policy: dict(loaded.proxy.weights)}
+    chosen = fleet if isinstance(fleet, SimFleet) else chosen_fleet(loaded, fleet, source=source)
+    return SimulateOptions(
+        trace=str(trace),
+        fleet=chosen,
+        filters=filters or TraceFilters(),
+        policies=tuple(dict.fromkeys(policies)),
+        baselines=tuple(baselines),
+        weights={**own, **(weights or {})},
+        time_scales=time_scales,
+        seeds=seeds,
+        scenario=chosen_scenario(scenario, chosen),
+        limits=with_queue_for_all(limits_of(loaded), enabled=queue),
+        probe_interval_s=loaded.proxy.probe_interval_s,
+        scrape_interval_s=loaded.proxy.scrape_interval_s,
+        shadow=shadow,
+        block_tokens=block_tokens,
+        routers=routers,
+        closed_loop=closed_loop,
+        warm_s=warm_s,
+        windows=windows,
+        out=out,
+        n_jobs=n_jobs,
+        show_progress=show_progress,
+    )
+
+
+def data_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:
+    """Return a row per run and window, with the columns of `flat_rows`.
+
+    Raises `MissingExtra` where pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "a data frame needs pandas, which is not installed: pip install 'gorgo-router[notebook]'"
+        ) from error
+    return pd.DataFrame(flat_rows(rows))
+
+
+def flat_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
+    """Return rows of one level, for `data_frame` and for other packages' tables: `ttft_ms_p95` and so on.
+
+    `load` is beside `time_scale`. Weights, shares and failures have a column per name.
+    """
+    return [{**_flat("", row.as_json()), "load": 1 / row.time_scale} for row in rows]
+
+
+def _flat(prefix: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            found |= _flat(f"{prefix}{name}_", inner)
+        else:
+            found[f"{prefix}{name}"] = inner
+    return found

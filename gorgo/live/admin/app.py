@@ -33,16 +33,26 @@ from gorgo.errors import (
     WeightsError,
     WeightsFrozen,
 )
-from gorgo.live.admin.bodies import Check, count_of, is_text, json_response, parse_body, read_body
+from gorgo.live.admin.calls import (
+    CHALLENGE,
+    Check,
+    NoAnswer,
+    TokenCheck,
+    bearer,
+    count_of,
+    is_text,
+    json_response,
+    parse_body,
+    read_body,
+)
 from gorgo.live.admin.page.routes import Page
 from gorgo.live.admin.page.snapshot import loads_of_others, with_others
 from gorgo.live.admin.routes import ControlRoutes, DecisionRoutes, FleetRoutes, PushRoutes
-from gorgo.live.admin.token_check import CHALLENGE, NoAnswer, TokenCheck, bearer
 from gorgo.live.control.transactions import FleetChanges
 from gorgo.live.event_loop import ahead_s
 from gorgo.live.http.errors import HttpError, error_json, unknown_route
 from gorgo.live.logs import log
-from gorgo.live.openapi.documents import admin_document
+from gorgo.live.openapi import admin_document
 from gorgo.live.state import INTERNAL_VARIABLE, LiveState
 
 if TYPE_CHECKING:

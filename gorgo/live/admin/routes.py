@@ -22,8 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gorgo.errors import GorgoError, NoConfigFile, StateError, VersionConflict, WeightsFrozen, closest
-from gorgo.live.admin.bodies import (
+from gorgo.live.admin.calls import (
+    CHALLENGE,
     Check,
+    TokenCheck,
+    bearer,
     count_of,
     is_count,
     is_flag,
@@ -34,7 +37,6 @@ from gorgo.live.admin.bodies import (
     read_body,
 )
 from gorgo.live.admin.page.snapshot import DecisionStatus, decision_rows
-from gorgo.live.admin.token_check import CHALLENGE, TokenCheck, bearer
 from gorgo.live.cache_push import (
     HASH_BYTES,
     HASHES_PER_S,

@@ -1,4 +1,7 @@
-"""All sources of one proxy, each in a task, and the changes of the fleet that they cause.
+"""All sources of one proxy, each in a task, and the changes of the fleet that they cause; and a source in DNS.
+
+Owns `FleetSources`, and `DnsSource`, which looks up the addresses of a name at an interval. Leaves clusters to
+`gorgo.live.fleet_sources.kubernetes`, and SRV records to `gorgo.live.fleet_sources.srv`; each loads when configured.
 
 Changes are collected for a moment and applied one after another, in the reloader's turn: what a source finds meanwhile
 comes with the next.
@@ -8,15 +11,82 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 
 from gorgo.config.fleet import FleetSourceConfig
 from gorgo.errors import ConfigError, GorgoError, MissingExtra
+from gorgo.fleet_sources.entries import HostPort, Resolved, found_addresses
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.event_loop import Clock
-from gorgo.live.fleet_sources.dns import DnsSource
 from gorgo.live.fleet_sources.reports import Reports
 from gorgo.live.logs import log, log_failure
+
+#: After it a look-up counts as failed. It is waited for all the same: its thread cannot be stopped.
+LOOKUP_S = 5.0
+
+#: Looks up a name. Raises `OSError`, whose text is the reason.
+Lookup = Callable[[str, int], Awaitable[Resolved]]
+
+
+async def resolve_addresses(host: str, port: int) -> Resolved:
+    """Return the addresses of a name, as the machine's resolver has them."""
+    try:
+        rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is no name") from error
+    return Resolved([HostPort(str(row[4][0]), port) for row in rows])
+
+
+class DnsSource:
+    """One source.
+
+    A name without an answer is a failure: a resolver does not tell a service without replicas from a wrong answer, so
+    the replicas stay, and those that are dead are ejected by their probes. Raises `MissingExtra` if it looks up SRV
+    records without the extra `dns`.
+    """
+
+    def __init__(self, config: FleetSourceConfig, reports: Reports, lookup: Lookup | None = None) -> None:
+        self._config = config
+        self._reports = reports
+        self._lookup = lookup or _lookup_of(config)
+
+    async def run(self) -> None:
+        """Look up until cancelled."""
+        while True:
+            ttl_s = await self._resolve()
+            wait_s = self._config.interval_s if ttl_s is None else max(1.0, min(self._config.interval_s, ttl_s))
+            await asyncio.sleep(wait_s)
+
+    async def _resolve(self) -> float | None:
+        """Look up once; return for how long the answer is valid."""
+        running = asyncio.ensure_future(self._lookup(str(self._config.host), self._config.port or 0))
+        try:
+            done, _ = await asyncio.wait((running,), timeout=LOOKUP_S)
+            if not done:
+                self._reports.fail(f"no answer within {LOOKUP_S:g} s")
+            answer = await running
+        except OSError as error:
+            self._reports.fail(error.strerror or str(error))
+            return None
+        finally:
+            running.cancel()
+        if not answer.addresses:
+            self._reports.fail("an answer without an address")
+            return None
+        self._reports.succeed()
+        # Thousands of new ones take a tenth of a second.
+        self._reports.report_result(await asyncio.to_thread(found_addresses, answer.addresses, self._config))
+        return answer.ttl_s
+
+
+def _lookup_of(config: FleetSourceConfig) -> Lookup:
+    if not config.reads_srv_records:
+        return resolve_addresses
+    from gorgo.live.fleet_sources.srv import SrvLookup
+
+    return SrvLookup()
+
 
 #: A rollout changes several pods at once, and each change of the fleet is probed.
 COLLECT_S = 0.05

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gorgo.config.addresses import split_bind
+from gorgo.config.values import split_bind
 from gorgo.errors import InvalidValueError
 
 #: Connections that may wait to be accepted; a burst of clients is larger than the usual 100.

@@ -38,8 +38,7 @@ from gorgo.live.upstream.connection import NextConnectionState
 from gorgo.live.upstream.target import Target
 
 if TYPE_CHECKING:
-    from gorgo.live.kv_events.applier import KvEventRouter
-    from gorgo.live.kv_events.subscriber import KvSubscriber
+    from gorgo.live.kv_events.subscriber import KvEventRouter, KvSubscriber
     from gorgo.live.workers.link import WorkerLink
 
 
@@ -504,8 +503,7 @@ class ReplicaMonitor:
 async def _subscriber(state: LiveState, target: Target, discovery: Discovery) -> KvSubscriber:
     """Return the subscriber of a replica; the first one loads what all of them need, while streams go on."""
     await asyncio.to_thread(import_module, "gorgo.live.kv_events.subscriber")
-    from gorgo.live.kv_events.applier import KvSubscriptions
-    from gorgo.live.kv_events.subscriber import KvSubscriber
+    from gorgo.live.kv_events.subscriber import KvSubscriber, KvSubscriptions
 
     if state.replicas.kv_feeds is None:
         state.replicas.kv_feeds = KvSubscriptions(state.replicas.kv_feed_stats)

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.helper_worker import Work, run_worker
 from gorgo.live.http.errors import HttpError
-from gorgo.live.parsing.json_body import BodyFields, limit_digits, read_large_body
-from gorgo.live.parsing.unpacking import unpack
+from gorgo.live.parsing.json_body import BodyFields, limit_digits, read_large_body, unpack
 
 #: Frames of a job.
 FRAMES = 2

@@ -16,8 +16,7 @@ from gorgo.core.numeric import count_values
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.http.errors import HttpError
-from gorgo.live.parsing.json_body import MAX_VALUES, BodyFields, too_many_values
-from gorgo.live.parsing.unpacking import unpack_quick
+from gorgo.live.parsing.json_body import MAX_VALUES, BodyFields, too_many_values, unpack_quick
 from gorgo.live.parsing.worker import Refused
 
 #: Values of a body in the lane of texts: some tenths of a second.

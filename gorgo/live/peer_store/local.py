@@ -26,8 +26,9 @@ from gorgo.core.router import Router
 from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.logs import log_failure
 from gorgo.live.peer_store.service import PeerRow, PeerStoreService, peer_rows
-from gorgo.live.peer_store.writer import OutgoingReports
-from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, Subject
+from gorgo.live.peer_store.streams import OutgoingReports
+from gorgo.live.telemetry.counters import PeerCounts, PeerMeasures
+from gorgo.live.telemetry.metric_table import Subject
 from gorgo.live.workers.link import WorkerLink
 from gorgo.live.workers.reports import SharedReports
 

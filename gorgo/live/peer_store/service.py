@@ -26,9 +26,9 @@ from gorgo.core.router import Router
 from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.logs import log, log_failure
 from gorgo.live.peer_store.connection import StoreNames, member_name, router_name, seal_key, store_client
-from gorgo.live.peer_store.reader import ReportReader
-from gorgo.live.peer_store.writer import OutgoingReports, ReportWriter
-from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, StoreFault, Subject
+from gorgo.live.peer_store.streams import OutgoingReports, ReportReader, ReportWriter
+from gorgo.live.telemetry.counters import PeerCounts, PeerMeasures
+from gorgo.live.telemetry.metric_table import StoreFault, Subject
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -73,16 +73,16 @@ def peer_rows(peers: PeerExchange, unreadable: Mapping[str, float], *, now: floa
         status = view.status
         rows.append(
             PeerRow(
-                view.router,
-                age_s,
-                view.counts,
-                status.policy,
-                status.weights_version,
-                status.frozen,
-                status.model,
-                status.draining,
-                status.ejected,
-                _differences(status, peers.status(), same_key=view.same_key),
+                router=view.router,
+                age_s=age_s,
+                counts=view.counts,
+                policy=status.policy,
+                weights_version=status.weights_version,
+                frozen=status.frozen,
+                model=status.model,
+                draining=status.draining,
+                ejected=status.ejected,
+                differences=_differences(status, peers.status(), same_key=view.same_key),
             )
         )
     for router, at_s in unreadable.items():

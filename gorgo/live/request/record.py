@@ -194,14 +194,14 @@ class RequestRecord:
         tokens = route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
         self.telemetry.request_log.add(
             Finished(  # by position: more than fifteen keywords go through a dict
-                self.received_s + ahead_s(self.routing.clock),
+                self.received_s + ahead_s(self.routing.clock),  # received_s
                 route.recorded_model,  # model
                 tokens,  # input_tokens
                 # An incomplete response would have been longer.
-                outcome.output_tokens if outcome.result is COMPLETED else None,
+                outcome.output_tokens if outcome.result is COMPLETED else None,  # output_tokens
                 request.text_bytes,
                 status,
-                logged_hashes(route.blocks),
+                logged_hashes(route.blocks),  # hashes
                 self.client,
                 self.replica,
                 outcome.cached_tokens,
@@ -209,7 +209,7 @@ class RequestRecord:
                 self.queued_s,
                 self.ttft_s,
                 now - self.received_s,  # e2e_s
-                token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),
+                token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),  # boundaries
                 self.ttft_parts_s,
             )
         )

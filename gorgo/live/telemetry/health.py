@@ -1,16 +1,20 @@
-"""The health of replicas for an operator: log lines and counts for changes of the fleet, and the last probes.
+"""The health of replicas and of the last requests for an operator.
 
-Owns `HealthLog`, for a replica or a region lost or back and an engine that restarted, and `ProbeHistory`. A loss is a
-warning, a recovery is not.
+Owns `HealthLog`, for a replica or a region lost or back and an engine that restarted, `ProbeHistory`, and the
+statistics of the last finished requests (`RecentStats`, `ttft_series`). A loss is a warning, a recovery is not.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import floor
 
 from gorgo.core.lru import Lru
 from gorgo.core.messages.actions import FleetEvent, HealthChanged, RegionChanged, ReplicaRestarted
+from gorgo.core.messages.request import Sample
 from gorgo.live.logs import log
 from gorgo.live.telemetry.metrics import Metrics
 
@@ -83,3 +87,100 @@ class ProbeHistory:
     def for_replica(self, replica: str) -> tuple[ProbeTime, ...]:
         """Return the probes of a replica, oldest first."""
         return tuple(self._of.get(replica, ()))
+
+
+#: Window of recent requests: long enough for a p95 at one request a second, short enough to show an incident at once.
+RECENT_S = 300.0
+#: Evaluated once a second beside live traffic: about a millisecond.
+RECENT_SAMPLES = 1000
+#: Bins of TTFT over time: 5 s each, less after a start.
+BINS = 60
+_SPANS_S = (60.0, 120.0, RECENT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RecentStats:
+    """Statistics of finished requests; `None` without data.
+
+    `failed` are those that ended with 5xx, a broken stream included. `error_ms_p50` is the median distance between
+    predicted and observed TTFT. Shares are of prompt tokens: found in cache by the engines' reports, and as estimated
+    at the decision for the same requests.
+    """
+
+    n: int
+    failed: int
+    ttft_ms_p50: float | None
+    ttft_ms_p95: float | None
+    error_ms_p50: float | None
+    cached_share: float | None
+    estimated_share: float | None
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> RecentStats:
+        ttft = sorted(sample.ttft_ms for sample in samples if sample.ttft_ms is not None)
+        off = sorted(
+            abs(sample.predicted_ttft_ms - sample.ttft_ms)
+            for sample in samples
+            if sample.predicted_ttft_ms is not None and sample.ttft_ms is not None
+        )
+        reported = [sample for sample in samples if sample.cached_tokens is not None]
+        prompt_tokens = sum(sample.input_tokens for sample in reported)
+        return cls(
+            n=len(samples),
+            failed=sum(sample.status >= 500 for sample in samples),
+            ttft_ms_p50=quantile(ttft, 0.5),
+            ttft_ms_p95=quantile(ttft, 0.95),
+            error_ms_p50=quantile(off, 0.5),
+            cached_share=_share((sample.cached_tokens or 0 for sample in reported), prompt_tokens),
+            estimated_share=_share((sample.estimated_cached_tokens for sample in reported), prompt_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBin:
+    """Requests that finished within `length_s` from `start_s` (since the epoch)."""
+
+    start_s: float
+    length_s: float
+    n: int
+    ttft_ms_p50: float | None
+    ttft_ms_p95: float | None
+
+
+def recent_stats(newest_first: Iterable[Sample], *, now: float) -> list[Sample]:
+    """Return the requests of the window, newest first."""
+    return [sample for sample in newest_first if now - sample.finished_s <= RECENT_S]
+
+
+def ttft_series(samples: Iterable[Sample], *, now: float, up_s: float) -> list[TimeBin]:
+    """Return TTFT over the window, oldest bin first. Bins begin at multiples of their length, so they do not move."""
+    length_s = next((span_s for span_s in _SPANS_S if up_s <= span_s), RECENT_S) / BINS
+    first = floor(now / length_s) - BINS + 1
+    times: list[list[float]] = [[] for _ in range(BINS)]
+    for sample in samples:
+        place = floor(sample.finished_s / length_s) - first
+        if 0 <= place < BINS and sample.ttft_ms is not None:
+            times[place].append(sample.ttft_ms)
+    return [_bin((first + place) * length_s, length_s, sorted(ttft)) for place, ttft in enumerate(times)]
+
+
+def quantile(ordered: Sequence[float], q: float) -> float | None:
+    """Return a quantile, linear between neighbours as numpy's; `None` of no values.
+
+    >>> quantile([1.0, 2.0, 4.0], 0.5), quantile([1.0, 2.0, 4.0], 0.75), quantile([], 0.5)
+    (2.0, 3.0, None)
+    """
+    if not ordered:
+        return None
+    place = q * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _bin(start_s: float, length_s: float, ttft_ms: Sequence[float]) -> TimeBin:
+    return TimeBin(start_s, length_s, len(ttft_ms), quantile(ttft_ms, 0.5), quantile(ttft_ms, 0.95))
+
+
+def _share(tokens: Iterable[int], of: int) -> float | None:
+    return sum(tokens) / of if of else None

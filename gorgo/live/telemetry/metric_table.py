@@ -7,11 +7,12 @@ exposed against both. No label ever carries anything that a client sent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 from gorgo.core.latency.ttft import PARTS
 from gorgo.core.messages.request import AttemptResult
 from gorgo.core.metric_spec import LabelSpec, MetricSpec
-from gorgo.live.telemetry.peers import PEER_LABELS, PEER_METRICS
+from gorgo.core.prefix.index import Origin
 
 _REPLICA = ("replica", "region")
 #: Values of OpenTelemetry's "gen_ai.operation.name" by route; the routes that generate or embed nothing have none.
@@ -27,6 +28,41 @@ OPERATIONS: Mapping[str, str] = {
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 #: This router, to its clients; "gen_ai.provider.name" of the span of an attempt is the engine.
 PROVIDER = "gorgo"
+
+# The part of a router among its peers, and what its labels can be.
+
+
+#: Why the store does not serve.
+StoreFault = Literal["unreachable", "slow", "full", "refused", "not_ready", "error"]
+#: What became of reports: of own ones, then of those of others.
+ReportResult = Literal["written", "read", "missed", "malformed", "foreign", "other_format", "forged"]
+#: Where a peer differs from this router.
+Subject = Literal["policy", "weights", "freeze", "model", "key", "format"]
+
+PEER_METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("gorgo_peer_store_up", "gauge", (), "1 while the store takes and gives reports."),
+    MetricSpec("gorgo_peers", "gauge", (), "Other routers whose load counts."),
+    MetricSpec("gorgo_peers_differing", "gauge", ("subject",), "Other routers that differ."),
+    MetricSpec("gorgo_peer_reports_total", "counter", ("result",), "Reports."),
+    MetricSpec("gorgo_peer_bytes_total", "counter", ("way",), "Bytes of reports."),
+    MetricSpec("gorgo_peer_write_seconds_total", "counter", (), "Time of writes."),
+    MetricSpec("gorgo_peer_dropped_entries_total", "counter", (), "Entries beyond a report's bounds."),
+    MetricSpec("gorgo_peer_evictions_total", "counter", ("origin",), "Evicted knowledge of caches, by origin."),
+    MetricSpec("gorgo_peer_store_failures_total", "counter", ("reason",), "Failed commands to the store."),
+)
+
+PEER_LABELS: tuple[LabelSpec, ...] = (
+    LabelSpec("reason", ("gorgo_peer_store_failures_total",), "of the failure", get_args(StoreFault)),
+    LabelSpec("result", ("gorgo_peer_reports_total",), "of a report", get_args(ReportResult)),
+    LabelSpec("way", (), "to or from the store", ("written", "read")),
+    LabelSpec(
+        "origin",
+        (),
+        "of marks and routes (this router's, others'), or of an engine's reported blocks",
+        tuple(origin.name.lower() for origin in reversed(Origin)),
+    ),
+    LabelSpec("subject", (), "of the difference", get_args(Subject)),
+)
 
 #: Every metric of the proxy's own; the process metrics of prometheus_client come on top with the prefix
 #: `gorgo_process_*`.

@@ -33,10 +33,10 @@ from gorgo.live.telemetry.counters import (
     Key,
     LearningMetrics,
     MetricStore,
+    PeerMetrics,
     status_class,
 )
-from gorgo.live.telemetry.metric_table import CACHE_METRICS, METRICS
-from gorgo.live.telemetry.peers import PEER_METRICS, PeerMetrics
+from gorgo.live.telemetry.metric_table import CACHE_METRICS, METRICS, PEER_METRICS
 
 # Metrics of replicas' caches, read at a scrape: source, age, errors, and reports by what became of them.
 

@@ -19,12 +19,14 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, Tracer, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gorgo.config.model import TracingConfig as TracingConfig
+from gorgo import __version__
 from gorgo.core.latency.ttft import TtftParts
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -319,3 +321,17 @@ def _span_context(context: Context) -> SpanContext:
 
 def _mark_failed(span: Span) -> None:
     span.set_status(StatusCode.ERROR)
+
+
+def start_tracing(endpoint: str, sample_ratio: float, *, region: str, count: Count) -> Tracing:
+    """Return the tracing to a collector.
+
+    Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, never from the file.
+    """
+    # `SpanExport` logs a failing collector once, in the proxy's own form.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    export = SpanExport(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S), count)
+    resource = Resource.create({"service.name": "gorgo", "service.version": __version__, "cloud.region": region})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(export)
+    return Tracing(provider.get_tracer("gorgo", __version__), export, sample_ratio)

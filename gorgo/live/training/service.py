@@ -1,7 +1,8 @@
 """The training of the policy or shadow policy that learns, beside the event loop.
 
-Owns the round trip: outcomes of the Router to the process, its model into the Router and onto the disk; and the errors
-of its predictions. Leaves the mathematics to `gorgo.learning`, and decisions to the policy.
+Owns the round trip: outcomes of the Router to the process, its model into the Router and onto the disk; the errors of
+its predictions; and which of several model files counts first (`ModelStore`). Leaves the mathematics and the form of
+files to `gorgo.learning`, and decisions to the policy.
 
 Theory of operation. Every second the new outcomes go to the process, at most one message at a time. While a round
 trains, outcomes wait in the Router's ring, which is bounded; a model is put in by one synchronous `Learning.adopt`. The
@@ -16,29 +17,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gorgo.config.atomic import write_atomically
 from gorgo.config.model import LearningConfig
 from gorgo.config.router_settings import training_spec
 from gorgo.core.backoff import backoff_s
 from gorgo.core.numeric import Floats
 from gorgo.core.router import Router
-from gorgo.core.training.learning import Learner
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.learning import Learner, Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import GorgoError, ModelFileError
-from gorgo.learning.model_file import NATIVE_KINDS, dumps, loads, read
+from gorgo.learning.model_file import NATIVE_KINDS, dump_outcomes, dumps, load_outcomes, loads, read
 from gorgo.live.event_loop import Clock
 from gorgo.live.helper_process import HelperFailed, HelperProcess
 from gorgo.live.helper_worker import pickled
 from gorgo.live.logs import log
 from gorgo.live.telemetry.counters import LearningMetrics, ModelGauges
 from gorgo.live.training.messages import GivenModel, Outcomes, Reply, Settings
-from gorgo.live.training.model_store import ModelStore
 from gorgo.live.training_status import ModelInUse, TrainingState
 
 
@@ -416,3 +416,86 @@ class TrainingService:
             self._metrics.errors("ttft", ttft.tolist())
             self._metrics.errors("tpot", tpot.tolist())
             self._metrics.errors("e2e", e2e.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a model and the time of its last change, seconds since the epoch."""
+
+    path: Path
+    changed_s: float
+
+
+class ModelStore:
+    """The files of one proxy.
+
+    Parameters
+    ----------
+    state_path:
+        The state file; without one no model is written.
+    """
+
+    def __init__(self, state_path: Path | None) -> None:
+        self._state_path = state_path
+
+    def path(self, policy: str) -> Path | None:
+        """Return the file of a policy's model beside the state file.
+
+        >>> str(ModelStore(Path("/var/lib/gorgo/state.json")).path("lodestar"))
+        '/var/lib/gorgo/state.json.lodestar.npz'
+        """
+        state = self._state_path
+        return None if state is None else state.with_name(f"{state.name}.{policy}.npz")
+
+    def outcomes_path(self, policy: str) -> Path | None:
+        """Return the file of a policy's outcomes beside the state file.
+
+        >>> str(ModelStore(Path("/var/lib/gorgo/state.json")).outcomes_path("lodestar"))
+        '/var/lib/gorgo/state.json.lodestar.outcomes.npz'
+        """
+        state = self._state_path
+        return None if state is None else state.with_name(f"{state.name}.{policy}.outcomes.npz")
+
+    def files(self, policy: str, configured: Path | None, *, own: bool = True) -> list[StoredFile]:
+        """Return the files that a policy's model may be in, newest first: its own, and the configured one.
+
+        One that cannot be looked at is logged. With `own=False` it is the configured one alone.
+        """
+        paths = [path for path in (self.path(policy) if own else None, configured) if path is not None]
+        times = {path: _changed_s(path, required=path is configured) for path in paths}
+        found = [StoredFile(path, changed_s) for path, changed_s in times.items() if changed_s is not None]
+        return sorted(found, key=lambda file: file.changed_s, reverse=True)
+
+    def save(self, policy: str, data: bytes) -> Path | None:
+        """Write the bytes of a model file durably; return the file, `None` without one. Raises `OSError`."""
+        path = self.path(policy)
+        if path is not None:
+            write_atomically(path, data)
+        return path
+
+    def load_outcomes(self, learner: Learner) -> TrainingRows | None:
+        """Return the outcomes that a former process left; `None` without a file that can be used, which is logged."""
+        path = self.outcomes_path(learner.name)
+        if path is None or not path.exists():
+            return None
+        try:
+            return load_outcomes(path, names=learner.feature_names)
+        except (GorgoError, OSError) as error:
+            log("outcomes_not_loaded", level=logging.ERROR, file=str(path), policy=learner.name, reason=str(error))
+            return None
+
+    def save_outcomes(self, policy: str, rows: TrainingRows) -> None:
+        """Write outcomes durably, if there is a state file. Raises `OSError`."""
+        path = self.outcomes_path(policy)
+        if path is not None:
+            write_atomically(path, dump_outcomes(rows))
+
+
+def _changed_s(path: Path, *, required: bool) -> float | None:
+    """Return when the file was last changed; `None` without one, which is logged if it is `required`."""
+    try:
+        return path.stat().st_mtime
+    except OSError as error:
+        if required or not isinstance(error, FileNotFoundError):
+            log("model_not_loaded", level=logging.ERROR, file=str(path), reason=error.strerror or str(error))
+        return None

@@ -12,9 +12,10 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from ipaddress import ip_address
 
 from aiohappyeyeballs import start_connection
+
+from gorgo.config.values import is_ip_address
 
 #: Between two look-ups of a name in the background, s. Kubernetes' DNS holds an answer for 5 s by default.
 RESOLVE_INTERVAL_S = 5.0
@@ -55,7 +56,7 @@ class Address:
         self.port = port
         #: Says why an address that the name stands for is not connected to, `None` for one that may be.
         self.refuses: Callable[[str], str | None] | None = None
-        self.is_name = not _is_literal(host)
+        self.is_name = not is_ip_address(host)
         #: The address of the last connection.
         self.peer: str | None = None
         #: By address and port, with the look-ups in a row that were without it.
@@ -133,14 +134,6 @@ class Address:
         self._resolving = None
         if not task.cancelled():
             task.exception()  # whoever waits gets it; nobody may
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def connect_cause(failure: BaseException) -> str | None:

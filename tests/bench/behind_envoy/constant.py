@@ -16,9 +16,8 @@ from gorgo.core.limits import BufferBudget
 from gorgo.live.logs import set_up_logs
 from gorgo.picker.protocol.answers import UNCHANGED, EndpointChoice, chosen
 from gorgo.picker.protocol.messages import read_message
-from gorgo.picker.transport.http2.server import Http2Server
-from gorgo.picker.transport.services import Health, services
-from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits, nothing_open
+from gorgo.picker.transport.server import Http2Server
+from gorgo.picker.transport.services import CallHandlers, Health, Output, TransportLimits, nothing_open, services
 
 
 async def _serve(port: int, address: str) -> None:

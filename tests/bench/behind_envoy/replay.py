@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gorgo.picker.protocol.protos import HeaderValue, ProcessingMode, ProcessingRequest
-from gorgo.picker.transport.http2 import frames
+from gorgo.picker.transport import frames
 from gorgo.picker.transport.services import PROCESS
 from tests.bench.relay import measure, wire
 

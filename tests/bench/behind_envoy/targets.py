@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from gorgo.config.load import load_config
-from gorgo.picker.envoy.config import envoy_config
+from gorgo.picker.envoy import envoy_config
 from tests.bench.relay.targets import Launch, Place, UnavailableError, gorgo
 from tests.bench.relay.wire import KEY, MODEL
 from tests.picker.envoy.envoy import PROGRAM

@@ -21,10 +21,10 @@ from gorgo.cli.admin.explain import _sample
 from gorgo.cli.admin.status import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
 from gorgo.core.scaling import WantedReplicas
 from gorgo.formatting import ms
-from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import Alert, DecisionStatus
 from gorgo.live.control.state_file import Frozen
 from gorgo.live.telemetry.counters import ClientRow
+from gorgo.live.telemetry.health import RecentStats
 from tests.live.admin.page.made import change, decision, peer, row, sample, source, status, store, view
 
 # --- `gorgo status`: what it prints of a status, how wide, and how it watches.

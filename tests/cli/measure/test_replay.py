@@ -14,13 +14,12 @@ from typer.testing import CliRunner, Result
 from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.errors import ConfigError
-from gorgo.lab.demo.options import DemoOptions
-from gorgo.lab.profile_file import read_profile
-from gorgo.lab.replay.options import ReplayOptions, ReplayReport
+from gorgo.lab.demo import DemoOptions
+from gorgo.lab.replay_client import ReplayOptions, ReplayReport
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile, read_profile
+from gorgo.lab.sim.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate import SimJob, SimulatedRun, SimulateOptions
-from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import Goodput
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
@@ -236,7 +235,7 @@ def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.Monkey
 def replayed(monkeypatch: pytest.MonkeyPatch, warning: str | None = None, **errors: int) -> Program:
     answer = ReplayReport(row=row(errors=sum(errors.values()), failures=errors), wall_s=1.0, warning=warning)
     program = Program(answer)
-    monkeypatch.setattr("gorgo.lab.replay.run.replay_command", program)
+    monkeypatch.setattr("gorgo.lab.replay.replay_command", program)
     return program
 
 
@@ -291,7 +290,7 @@ def test_replay_prints_the_row_and_why_requests_failed(monkeypatch: pytest.Monke
 def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = dict.fromkeys((f"replica-{number}" for number in range(8)), 1 / 8)
     answer = ReplayReport(row=row("simple-session-affinity", share=shares), wall_s=1.0)
-    monkeypatch.setattr("gorgo.lab.replay.run.replay_command", Program(answer))
+    monkeypatch.setattr("gorgo.lab.replay.replay_command", Program(answer))
     assert "12/12/12/12/12/12/12/12" in run("replay", "my-trace").stdout
 
 
@@ -299,7 +298,7 @@ def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("_no_environment")
 def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([row("random"), row("gorgo", errors=1)])
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", program)
     (tmp_path / "mine").touch()
     result = run(
         *(
@@ -337,7 +336,7 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("_no_environment")
 def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     long = row("gorgo", n=300, errors=2, failures={"prompt over the engine's 32,768 tokens": 2})
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", Program([row("random"), long]))
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", Program([row("random"), long]))
     result = run("demo")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
@@ -348,7 +347,7 @@ def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_environment")
 def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([])
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", program)
     result = run("demo", "--tune", "--policy", "random")
     assert (result.exit_code, program.asked) == (2, [])
     assert "random has no weight that a tuner may move" in " ".join(result.stderr.replace("│", " ").split())

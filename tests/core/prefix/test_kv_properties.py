@@ -25,9 +25,8 @@ from gorgo.core.messages.kv_events import (
 )
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.kv_feeds import SNAPSHOT_AGE_S, SOURCES, KvFeeds
-from gorgo.core.prefix.kv_index import KvEventIndex
+from gorgo.core.prefix.kv_index import KvEventIndex, Speculation
 from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
-from gorgo.core.prefix.kv_speculation import Speculation
 
 # --- Feeds written the slow and obvious way: each feed lists what it was told, and each block the claims on it.
 

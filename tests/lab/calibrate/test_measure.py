@@ -16,6 +16,7 @@ from gorgo.lab.calibrate.fit import DecodePoint, PrefillPoint, fit_decode, fit_p
 from gorgo.lab.calibrate.measure import (
     BATCHES,
     PREFILL_TOKENS,
+    Answer,
     Bounds,
     SharedPrefix,
     Stalls,
@@ -23,9 +24,8 @@ from gorgo.lab.calibrate.measure import (
     stalls,
     step_budget,
 )
-from gorgo.lab.calibrate.measured_engine import Answer
 from gorgo.lab.calibrate.run import EngineReport, measured
-from gorgo.lab.engine_server.text import cache_key, token_count
+from gorgo.lab.engine_server.streams import cache_key, token_count
 from gorgo.lab.sim.engine.engines import Engine, make_engine
 from gorgo.lab.sim.engine.profiles import PROFILES, EngineProfile, find_profile
 from gorgo.lab.sim.engine.request import EngineRequest

@@ -23,8 +23,8 @@ from gorgo.lab.plan.plan import HEADROOM_MAX, World, fleet_of, meets, regions_te
 from gorgo.lab.plan.search import Counts, Measured, fleets_by_price, search
 from gorgo.lab.plan.settings import Accelerator, ClientGroup, Kind, Objective
 from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.lab.sim.fleet import fleet_of as fleet_of_config
 from gorgo.lab.sim.records import SimRecord
-from gorgo.lab.simulate.fleet import fleet_of as fleet_of_config
 from gorgo.lab.traces import TraceFilters
 
 PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted"

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gorgo.lab.replay import client as transport_module
-from gorgo.lab.replay.client import PoolTransport, StreamReader
+from gorgo.lab import replay_client as transport_module
+from gorgo.lab.replay_client import PoolTransport, StreamReader
 from tests.lab.replay.fake_router import DONE, ROLE, event, token, usage
 from tests.live.upstream.engine import OK, Engine, Speak, listening
 from tests.proxy.authority import Authority, needs_openssl

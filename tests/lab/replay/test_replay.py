@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gorgo.errors import ReplayError, TraceError
-from gorgo.lab.replay import ReplayOptions, ReplayReport, replay
-from gorgo.lab.replay.bodies import LOOK_AHEAD, BodiesAhead
-from gorgo.lab.replay.run import LEAD_S, ReplayProgress, replay_command
-from gorgo.lab.replay.summary import LogHistogram, ReplayRecord, Tally
+from gorgo.lab.prompt_text import prompt_text
+from gorgo.lab.replay import LEAD_S, LOOK_AHEAD, BodiesAhead, ReplayProgress, replay, replay_command
+from gorgo.lab.replay_client import LogHistogram, ReplayOptions, ReplayRecord, ReplayReport, Tally
 from gorgo.lab.report.report import find_results, report
-from gorgo.lab.traces import TraceFilters, TraceRequest, prompt_text
+from gorgo.lab.traces import TraceFilters, TraceRequest
 from tests.lab.replay.fake_router import DONE, HEADERS, ROLE, FakeRouter, event, never, token
 
 

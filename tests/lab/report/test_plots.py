@@ -15,14 +15,21 @@ from matplotlib.figure import Figure
 
 from gorgo.lab.report import plots
 from gorgo.lab.report.plots import (
+    PlotSeries,
     drawn_labels,
     drawn_loads,
     load_plot,
+    load_series,
     prompt_plot,
+    prompt_series,
     ratio_plot,
+    ratio_series,
     region_plot,
+    region_series,
     slo_plot,
+    slo_series,
     tail_plot,
+    tail_series,
     tuning_plot,
 )
 from gorgo.lab.report.report import tuning_csv
@@ -39,15 +46,6 @@ from gorgo.lab.report.runs import (
     mean_quantiles,
     mean_share,
     ratio,
-)
-from gorgo.lab.report.series import (
-    PlotSeries,
-    load_series,
-    prompt_series,
-    ratio_series,
-    region_series,
-    slo_series,
-    tail_series,
 )
 from gorgo.lab.report.style import (
     NARROW,

@@ -13,12 +13,12 @@ from gorgo.config.model import SimulationConfig
 from gorgo.core.fleet.replica import accelerator_name
 from gorgo.core.policy.interface import Policy
 from gorgo.errors import UnknownFleet
-from gorgo.lab.sim.faults.kinds import Fault, Partition, PeriodicStall
-from gorgo.lab.sim.faults.scenarios import SCENARIOS, Scenario, find_scenario, with_accurate_priors
+from gorgo.lab.sim.faults import Fault, Partition, PeriodicStall
+from gorgo.lab.sim.fleet import FLEETS, NamedFleet, PooledFleet, ReplicaPool, find_fleet, with_accurate_priors
 from gorgo.lab.sim.lower_bound import lower_bound
-from gorgo.lab.sim.named_fleets import FLEETS, NamedFleet, PooledFleet, ReplicaPool, find_fleet
 from gorgo.lab.sim.oracle import Oracle
 from gorgo.lab.sim.records import SimRecord, SimResult
+from gorgo.lab.sim.scenarios import SCENARIOS, Scenario, find_scenario
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.policies.learned.lodestar import ACCELERATORS

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from gorgo.errors import ConfigError, ScenarioError
-from gorgo.lab.sim.faults.scenarios import NetworkSettings, Scenario
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.lower_bound import lower_bound
 from gorgo.lab.sim.network import Link, RandomTable, SimConnection
 from gorgo.lab.sim.records import SimResult
-from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.scenarios import NetworkSettings, Scenario
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.topology import Clients, Topology
 from gorgo.lab.sim.workload import SimRequest

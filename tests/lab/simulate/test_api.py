@@ -14,7 +14,7 @@ from gorgo.cli import app
 from gorgo.errors import ConfigError, MissingExtra, UnknownPolicy
 from gorgo.lab import simulate
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.routers.group import RouterGroup
+from gorgo.lab.sim.routers import RouterGroup
 from gorgo.lab.traces import TraceFilters
 from tests.lab.sim.fleets import three_regions
 from tests.lab.test_results import row

@@ -19,13 +19,12 @@ from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.errors import ConfigError, TraceError, UnknownPolicy
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.replay_client import ReplayRecord
 from gorgo.lab.results import ResultRow, Spread
-from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.routers.group import RouterGroup
+from gorgo.lab.sim.fleet import SimFleet, fleet_of, limits_of, with_queue_for_all
+from gorgo.lab.sim.routers import RouterGroup
 from gorgo.lab.simulate import SimJob, SimulateOptions, jobs_of, run_once, simulate_command
 from gorgo.lab.simulate.compare import ratio_of_rows, ttft_ms_p95
-from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import run_digest, setting_of
 from gorgo.lab.simulate.simulate import show_rows
 from gorgo.lab.traces import TraceFilters

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.numeric import Floats
-from gorgo.lab.whatif.estimate import (
+from gorgo.lab.whatif import (
     LEAST_SUPPORT,
     EstimatedChange,
     Estimator,

@@ -19,12 +19,11 @@ from gorgo.core.training.learning import RecordedOutcome
 from gorgo.errors import ConfigError, TraceError
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.decisions import LoggedDecision, newest_decisions, read_decisions
-from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.sim.fleet import find_fleet
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.whatif import JudgedLog
-from gorgo.lab.whatif.log_filter import LogFilter
+from gorgo.lab.whatif import JudgedLog, LogFilter
 from gorgo.live.telemetry.outcome_log import OutcomeLine
 from gorgo.policies.registry import make_policy
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.errors import MissingExtra
-from gorgo.learning.models.base import Scaler
-from gorgo.learning.models.linear import RecursiveLeastSquares, fit_linear, fit_rls
-from gorgo.learning.models.trees import TreesModel, fit_trees, import_lightgbm
+from gorgo.learning.base import Scaler
+from gorgo.learning.linear import RecursiveLeastSquares, fit_linear, fit_rls
 from gorgo.learning.trainer import fit
+from gorgo.learning.trees import TreesModel, fit_trees, import_lightgbm
 from gorgo.policies.learned.lodestar import Lodestar
 from gorgo.policies.learned.predicted_latency import PredictedLatency
 from tests.learning.extra import needs_lightgbm
@@ -240,7 +240,7 @@ def test_without_the_package_no_other_model_takes_their_place(monkeypatch: pytes
 
 
 def test_a_policy_of_trees_is_refused_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.learning.models.trees.find_spec", lambda _: None)
+    monkeypatch.setattr("gorgo.learning.trees.find_spec", lambda _: None)
     with pytest.raises(MissingExtra, match=r"gorgo-router\[learned\]"):
         PredictedLatency().require_packages()
     PredictedLatency(replace(PredictedLatency().training, kind="rls")).require_packages()

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import ConfigError
-from gorgo.learning.models.network import (
+from gorgo.learning.network import (
     HIDDEN,
     Adam,
     AnyFloats,
@@ -25,7 +25,7 @@ from gorgo.learning.models.network import (
     fit_mlp,
     parameter_count,
 )
-from gorgo.learning.models.residual import LEAST_SHARE, PRIOR, EngineWaits, ResidualModel, fit_residual, fit_waits
+from gorgo.learning.residual import LEAST_SHARE, PRIOR, EngineWaits, ResidualModel, fit_residual, fit_waits
 from tests.learning.outcomes import NAMES, rows_of, training_rows, with_censoring
 from tests.learning.outcomes import NAMES as NAMES_OUTCOMES
 

@@ -12,7 +12,7 @@ import pytest
 
 from gorgo.core.messages.kv_events import CacheSnapshot
 from gorgo.live.admin.app import admin_app
-from gorgo.live.admin.token_check import FREE, LOG_S, WAITING, WINDOW_S, NoAnswer, TokenCheck
+from gorgo.live.admin.calls import FREE, LOG_S, WAITING, WINDOW_S, NoAnswer, TokenCheck
 from gorgo.live.event_loop import EpochClock
 from gorgo.live.state import FLUSH_BLOCKS
 from tests.proxy.conftest import QUIET, TOKEN, Running, Start, config_for, system_tls, until
@@ -417,7 +417,7 @@ class Guesses:
 
 
 def test_ten_wrong_tokens_a_minute_are_answered_at_once_and_further_ones_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.live.admin.token_check.DELAY_S", 1.0)
+    monkeypatch.setattr("gorgo.live.admin.calls.DELAY_S", 1.0)
     guesses = Guesses()
     delays = [guesses.check.delay_s() for _ in range(FREE + 2)]
     assert delays == [0.0] * FREE + [1.0, 1.0]
@@ -446,7 +446,7 @@ async def test_a_few_answers_wait_and_beyond_them_there_is_none(monkeypatch: pyt
     guesses = Guesses()
     for _ in range(FREE):
         await guesses.check.refuse()
-    monkeypatch.setattr("gorgo.live.admin.token_check.DELAY_S", 3600.0)
+    monkeypatch.setattr("gorgo.live.admin.calls.DELAY_S", 3600.0)
     waiting = [asyncio.create_task(guesses.check.refuse()) for _ in range(WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(NoAnswer):
@@ -467,7 +467,7 @@ async def test_a_guess_beyond_those_that_wait_ends_its_connection_unanswered(
     fleet = await start.fleet([answer(200)])
     for _ in range(FREE):
         assert (await fleet.admin.get("/admin/fleet", headers={"authorization": "Bearer guess"})).status_code == 401
-    monkeypatch.setattr("gorgo.live.admin.token_check.WAITING", 0)
+    monkeypatch.setattr("gorgo.live.admin.calls.WAITING", 0)
     with pytest.raises(httpx.TransportError):
         await fleet.admin.get("/admin/fleet", headers={"authorization": "Bearer guess"})
     with pytest.raises(httpx.TransportError):

@@ -16,7 +16,7 @@ from gorgo.config.fleet import FleetSourceConfig
 from gorgo.core.scaling import Group, GroupEvidence, ScalingLimits, ScalingSignal
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.live.admin.app import Admin
-from gorgo.live.admin.bodies import (
+from gorgo.live.admin.calls import (
     BODY_S,
     MAX_BODY_BYTES,
     MAX_TEXT,

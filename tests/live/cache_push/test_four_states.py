@@ -19,9 +19,9 @@ import pytest
 
 from gorgo.config.fleet import ReplicaConfig
 from gorgo.config.model import Config, ModelConfig, RegionConfig
-from gorgo.lab.engine_server import push as reporter
+from gorgo.lab.engine_server import cache_reports as reporter
 from gorgo.lab.engine_server import run_engine, server
-from gorgo.lab.engine_server.push import PushReporter, PushTarget
+from gorgo.lab.engine_server.cache_reports import PushReporter, PushTarget
 from tests.lab.engine_server.conftest import QUICK
 from tests.ports import free_port
 from tests.proxy.conftest import QUIET, Running, Start, until

@@ -22,10 +22,10 @@ from gorgo.errors import InvalidValueError, MissingExtra
 from gorgo.fleet_sources.entries import HostPort, Resolved
 from gorgo.fleet_sources.fleet import FoundFleet, SourceState
 from gorgo.live import extras
-from gorgo.live.fleet_sources import dns
+from gorgo.live.fleet_sources import service
 from gorgo.live.fleet_sources import srv as lookups
-from gorgo.live.fleet_sources.dns import DnsSource, Lookup, resolve_addresses
 from gorgo.live.fleet_sources.reports import Reports
+from gorgo.live.fleet_sources.service import DnsSource, Lookup, resolve_addresses
 from gorgo.live.fleet_sources.srv import SrvLookup, machine_resolver, names_to_try
 from tests.proxy.conftest import until
 
@@ -145,7 +145,7 @@ async def following(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             pauses.append(seconds)
             await asyncio.sleep(0.001)
 
-    monkeypatch.setattr(dns, "asyncio", Hasty())
+    monkeypatch.setattr(service, "asyncio", Hasty())
     fleet = FoundFleet([CONFIG])
     task = asyncio.create_task(DnsSource(CONFIG, Reports("dns", fleet, lambda: 0.0), lookup).run())
     try:
@@ -204,7 +204,7 @@ async def test_name_without_an_answer_leaves_the_last_fleet(failure: str, monkey
 
 
 async def test_resolver_that_hangs_is_named_and_no_second_look_up_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dns, "LOOKUP_S", 0.01)
+    monkeypatch.setattr(service, "LOOKUP_S", 0.01)
     release = asyncio.Event()
     running = 0
 

@@ -18,7 +18,7 @@ from gorgo.errors import ConfigError
 from gorgo.fleet_sources import list_watch
 from gorgo.fleet_sources.fleet import FoundFleet, SourceState
 from gorgo.fleet_sources.kubernetes import SERVICE_LABEL
-from gorgo.live.fleet_sources import api_client, service
+from gorgo.live.fleet_sources import kubernetes, service
 from gorgo.live.fleet_sources.kubernetes import KubernetesSource
 from gorgo.live.fleet_sources.reports import Reports
 from tests.fleet_sources.documents import endpoint, endpoint_slice, node, pod, pool
@@ -205,7 +205,7 @@ async def test_event_that_comes_byte_by_byte_is_one(server: ApiServer) -> None:
 async def test_answer_beyond_its_bound_is_a_failure(
     server: ApiServer, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_client, bound, 2000)
+    monkeypatch.setattr(kubernetes, bound, 2000)
     if bound == "MAX_PAGE_BYTES":
         server.put(PODS, pod("a", annotations={"x": "y" * 3000}))
     async with following(server) as state:
@@ -336,21 +336,21 @@ async def test_token_is_never_sent_in_clear(server: ApiServer, tmp_path: Path) -
 @pytest.mark.usefixtures("short_pauses")
 def test_address_of_the_server_is_the_clusters() -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-    assert api_client.api_url(KubernetesApiConfig(), environ) == "https://10.96.0.1:443"
+    assert kubernetes.api_url(KubernetesApiConfig(), environ) == "https://10.96.0.1:443"
     six = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT_HTTPS": "6443"}
-    assert api_client.api_url(KubernetesApiConfig(), six) == "https://[fd00::1]:6443"
-    assert api_client.api_url(KubernetesApiConfig(url="http://127.0.0.1:8001/"), {}) == "http://127.0.0.1:8001"
+    assert kubernetes.api_url(KubernetesApiConfig(), six) == "https://[fd00::1]:6443"
+    assert kubernetes.api_url(KubernetesApiConfig(url="http://127.0.0.1:8001/"), {}) == "http://127.0.0.1:8001"
     with pytest.raises(ConfigError, match=r"KUBERNETES_SERVICE_HOST is not set; expected api\.url"):
-        api_client.api_url(KubernetesApiConfig(), {})
+        kubernetes.api_url(KubernetesApiConfig(), {})
 
 
 @pytest.mark.usefixtures("short_pauses")
 def test_namespace_is_the_pods(tmp_path: Path) -> None:
     (tmp_path / "namespace").write_text("llm\n")
-    assert api_client.own_namespace({}, tmp_path) == "llm"
-    assert api_client.own_namespace({"POD_NAMESPACE": "other"}, tmp_path) == "other"
+    assert kubernetes.own_namespace({}, tmp_path) == "llm"
+    assert kubernetes.own_namespace({"POD_NAMESPACE": "other"}, tmp_path) == "other"
     with pytest.raises(ConfigError, match="expected namespace in the source"):
-        api_client.own_namespace({}, tmp_path / "missing")
+        kubernetes.own_namespace({}, tmp_path / "missing")
 
 
 # --- Fleet sources of a running proxy: requests go where the source says, over real sockets.

@@ -16,10 +16,9 @@ from gorgo.core.messages.kv_events import KvEventBatch
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
 from gorgo.engines.registry import dialect
-from gorgo.lab.engine_server.kv_events import BUFFERED, TOPIC, KvEventLog, KvEventPublisher
-from gorgo.live.kv_events.applier import KvSubscriptions
+from gorgo.lab.engine_server.cache_reports import BUFFERED, TOPIC, KvEventLog, KvEventPublisher
 from gorgo.live.kv_events.sockets import import_zmq
-from gorgo.live.kv_events.subscriber import KvSubscriber
+from gorgo.live.kv_events.subscriber import KvSubscriber, KvSubscriptions
 from gorgo.live.kv_feed_stats import KvFeedStats
 from gorgo.live.upstream.target import Target
 

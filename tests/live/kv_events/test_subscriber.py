@@ -18,8 +18,8 @@ import pytest
 from gorgo.config.fleet import KvEventsConfig
 from gorgo.engines.kv_sources import VLLM_FLAG, VLLM_PATH
 from gorgo.live.kv_events import feed, sockets, subscriber, subscription
-from gorgo.live.kv_events.pieces import PIECE_BLOCKS
 from gorgo.live.kv_events.sockets import Backlog, KvSockets
+from gorgo.live.kv_events.worker import PIECE_BLOCKS
 from tests import fuzz
 from tests.live.kv_events.extra import needs_zmq
 from tests.live.kv_events.feeding import BLOCK_TOKENS, prompt, publishing, subscribed, until

@@ -23,13 +23,13 @@ from gorgo.engines.kv_events import decode_message
 from gorgo.engines.kv_sources import KvEventSource
 from gorgo.errors import InvalidValueError, MissingExtra
 from gorgo.live import extras
-from gorgo.live.kv_events import applier
 from gorgo.live.kv_events import sockets as turns
-from gorgo.live.kv_events.applier import KvDecoder
+from gorgo.live.kv_events import subscriber
 from gorgo.live.kv_events.feed import Apply
-from gorgo.live.kv_events.pieces import PIECE_BLOCKS, pieces
 from gorgo.live.kv_events.sockets import Arrivals, Turn, import_zmq
+from gorgo.live.kv_events.subscriber import KvDecoder
 from gorgo.live.kv_events.subscription import Subscription, is_end, read_message, replay_request
+from gorgo.live.kv_events.worker import PIECE_BLOCKS, pieces
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats, worst
 
 # --- Short messages are decoded in one step and applied in another; nothing comes between the two.
@@ -125,7 +125,7 @@ async def decoded(decoder: KvDecoder, message: bytes) -> list[KvEventBatch]:
 
 
 async def test_a_process_decodes_what_the_event_loop_would(decoder: KvDecoder) -> None:
-    assert len(MESSAGE) > applier.LOOP_BYTES
+    assert len(MESSAGE) > subscriber.LOOP_BYTES
     by_process = await decoded(decoder, MESSAGE)
     assert by_process == list(pieces(decode_message(MESSAGE)))
     assert len(by_process) == 4
@@ -135,7 +135,7 @@ async def test_a_process_decodes_what_the_event_loop_would(decoder: KvDecoder) -
 
 async def test_a_large_message_that_is_none_is_refused_and_the_next_one_decoded(decoder: KvDecoder) -> None:
     with pytest.raises(ValueError, match="no batch of KV events"):
-        await decoded(decoder, b"\xc1" * (applier.LOOP_BYTES + 1))
+        await decoded(decoder, b"\xc1" * (subscriber.LOOP_BYTES + 1))
     assert len(await decoded(decoder, MESSAGE)) == 4
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from gorgo import __version__
 from gorgo.live.admin.app import admin_app
-from gorgo.live.openapi.documents import admin_document, client_document
+from gorgo.live.openapi import admin_document, client_document
 from gorgo.live.request.parse import INFERENCE_ROUTES
 from gorgo.proxy.server import PUBLIC_ROUTES, data_app
 from tests.proxy.conftest import Running, Start

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gorgo.live.peer_store import connection, reader, service, writer
+from gorgo.live.peer_store import connection, service, streams
 from tests.live.peer_store.server import BINARY, RedisServer, running
 
 
@@ -28,9 +28,8 @@ def redis_server(module_server: RedisServer) -> RedisServer:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members are found, and failures found and tried again, in a tenth of the usual times."""
     for module, name, value in (
-        (reader, "MEMBERS_S", 0.1),
-        (writer, "MEMBERS_S", 0.1),
-        (reader, "BLOCK_S", 0.05),
+        (streams, "MEMBERS_S", 0.1),
+        (streams, "BLOCK_S", 0.05),
         (connection, "COMMAND_S", 0.15),
         (connection, "CONNECT_S", 0.15),
         (service, "MAX_BACKOFF_S", 0.2),

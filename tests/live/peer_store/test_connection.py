@@ -29,12 +29,12 @@ from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.parse import Prompt
 from gorgo.errors import InvalidValueError
 from gorgo.live.peer_store import connection
-from gorgo.live.peer_store import reader as incoming
+from gorgo.live.peer_store import streams as store_streams
 from gorgo.live.peer_store.connection import group_key, router_name, store_client, store_password, store_tls
-from gorgo.live.peer_store.reader import EntryId, Incoming, read_id
 from gorgo.live.peer_store.service import FIRST_BACKOFF_S, MAX_BACKOFF_S, StoreLink, fault_of
-from gorgo.live.peer_store.writer import Outgoing, OutgoingReports
-from gorgo.live.telemetry.peers import PeerCounts, StoreFault
+from gorgo.live.peer_store.streams import EntryId, Incoming, Outgoing, OutgoingReports, read_id
+from gorgo.live.telemetry.counters import PeerCounts
+from gorgo.live.telemetry.metric_table import StoreFault
 from tests.live.peer_store.relay import relay
 from tests.live.peer_store.server import RedisServer
 from tests.proxy.authority import Authority, needs_openssl
@@ -209,14 +209,14 @@ def read(reader: Incoming, streams: Streams) -> list[tuple[EntryId, str]]:
     found = {}
     for member, position in reader.positions().items():
         newer = [entry_id for entry_id in streams[member] if entry_id > position]
-        found[member] = [(entry_id, b"report") for entry_id in newer[: incoming.PAGE]]
+        found[member] = [(entry_id, b"report") for entry_id in newer[: store_streams.PAGE]]
     reader.add(found)
     return [(entry.id, entry.member) for entry in reader.take_entries()]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_history_of_all_streams_is_applied_in_one_order_and_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "PAGE", 3)
+    monkeypatch.setattr(store_streams, "PAGE", 3)
     rng = random.Random(seed)
     streams: Streams = {
         f"eu-{number}": sorted({EntryId(rng.randint(1, 60), rng.randint(0, 2)) for _ in range(rng.randint(0, 30))})
@@ -258,7 +258,7 @@ def test_a_position_ahead_of_the_stores_clock_starts_anew() -> None:
 
 
 def test_at_most_a_page_of_each_stream_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "PAGE", 2)
+    monkeypatch.setattr(store_streams, "PAGE", 2)
     reader = Incoming()
     streams: Streams = {"busy": [EntryId(ms, 0) for ms in range(1, 9)], "late": [EntryId(100, 0), EntryId(101, 0)]}
     reader.follow(streams, now_ms=200, since_ms=0)

@@ -30,8 +30,8 @@ from gorgo.core.peers.records import (
 from gorgo.core.router import Router
 from gorgo.errors import BadReport, OtherFormat
 from gorgo.live.peer_store.connection import StoreNames
-from gorgo.live.peer_store.reader import ReportReader
-from gorgo.live.telemetry.peers import PeerCounts
+from gorgo.live.peer_store.streams import ReportReader
+from gorgo.live.telemetry.counters import PeerCounts
 from gorgo.policies.registry import make_policy
 from tests import fuzz
 from tests.core.routers import PROMPT, a_request, dispatched, submitted, timed

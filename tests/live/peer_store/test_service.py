@@ -20,7 +20,7 @@ from gorgo.core.peers.records import PeerReport, PeerStatus, ReplicaLoad
 from gorgo.live.event_loop import epoch_clock
 from gorgo.live.peer_store.connection import StoreNames, seal_key, store_client
 from gorgo.live.peer_store.local import LocalPeers
-from gorgo.live.telemetry.peers import StoreFault
+from gorgo.live.telemetry.metric_table import StoreFault
 from gorgo.live.workers.counts import make_memory
 from gorgo.live.workers.reports import SharedReports, reports_bytes
 from tests.core.routers import PROMPT, blocks_of
@@ -234,7 +234,7 @@ async def test_what_somebody_without_the_group_s_key_writes_is_not_parsed(
         parsed.append(text)
         return decode_report(text)
 
-    monkeypatch.setattr("gorgo.live.peer_store.reader.decode_report", decode)
+    monkeypatch.setattr("gorgo.live.peer_store.streams.decode_report", decode)
     report = encode_report(PeerReport("eu-2/run1", 10**9, KEY_ID, loads=(ReplicaLoad("a", 50),)))
     async with member(redis_server.shared(), "eu-1") as first, member(redis_server.shared(), "eu-2") as second:
         await until(lambda: first.heard == {"eu-2": True})
@@ -251,7 +251,7 @@ async def test_what_somebody_without_the_group_s_key_writes_is_not_parsed(
 async def test_a_flood_of_forged_members_hides_neither_an_old_one_nor_a_new_one(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.peer_store.reader.MAX_LISTED", 50)
+    monkeypatch.setattr("gorgo.live.peer_store.streams.MAX_LISTED", 50)
     shared = redis_server.shared()
     async with member(shared, "eu-1") as first, member(shared, "eu-2") as second:
         await until(lambda: first.heard == {"eu-2": True})
@@ -441,7 +441,7 @@ async def test_a_restarted_store_whose_clock_is_behind_is_read_from_its_start(re
 async def test_what_a_failed_write_had_is_in_the_next_report_within_its_bounds(
     store: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.peer_store.writer.MAX_PREFIXES", 3)
+    monkeypatch.setattr("gorgo.live.peer_store.streams.MAX_PREFIXES", 3)
     async with two(store.shared()) as (first, second):
         store.kill()
         await until(lambda: alone(first, "unreachable"))

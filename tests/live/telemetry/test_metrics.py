@@ -25,11 +25,19 @@ from gorgo.live.cache_push import PushStats
 from gorgo.live.http.tls import ServedTls
 from gorgo.live.kv_feed_stats import FeedState, KvFeedStats
 from gorgo.live.state import CacheState
-from gorgo.live.telemetry.counters import MAX_CLIENTS, MAX_MODELS, ClientRow, ClientUsage, MetricStore
+from gorgo.live.telemetry.counters import (
+    MAX_CLIENTS,
+    MAX_MODELS,
+    ClientRow,
+    ClientUsage,
+    MetricStore,
+    PeerCounts,
+    PeerMeasures,
+    PeerMetrics,
+)
 from gorgo.live.telemetry.health import HealthLog
 from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS, buckets_of
 from gorgo.live.telemetry.metrics import METRICS, MIN_WINDOW_S, CacheMetrics, Metrics, Saturation
-from gorgo.live.telemetry.peers import PeerCounts, PeerMeasures, PeerMetrics
 from gorgo.policies.multi_depth import MultiDepth
 from tests.core.routers import make_router, timed
 from tests.live.cache_push.test_pushes import TOKENS, Engine

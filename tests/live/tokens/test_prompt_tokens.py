@@ -26,7 +26,7 @@ from gorgo.live.encoded_prompt import PAGE_BYTES, EncodedPrompt
 from gorgo.live.http.errors import HttpError
 from gorgo.live.parsing.json_body import BodyFields, read_fields, read_large_body
 from gorgo.live.prompt_tokens import MAX_WAITING, QUICK_CHARS, RETRY_S, STEP_BLOCKS, BlockHashes, PromptTokens
-from gorgo.live.tokens.model_tokens import ChatTemplate, ModelTokens, read_models
+from gorgo.live.tokens import ChatTemplate, ModelTokens, read_models
 from tests.live.tokens.files import (
     LLAMA3,
     NO_SYSTEM,

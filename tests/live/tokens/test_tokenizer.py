@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from gorgo.core.prefix.kv_source import token_bytes
 from gorgo.errors import InvalidValueError, MissingExtra
+from gorgo.live import tokens as exact_tokens
 from gorgo.live.encoded_prompt import TemplateFailedError
-from gorgo.live.tokens import model_tokens
-from gorgo.live.tokens.model_tokens import ChatTemplate, read_template
-from gorgo.live.tokens.tokenizer import FileTokenizer, SegmentCache, read_tokenizer, require_extra
+from gorgo.live.tokens import ChatTemplate, FileTokenizer, SegmentCache, read_template, read_tokenizer, require_extra
 from tests.live.tokens.files import (
     CHATML,
     LLAMA3,
@@ -231,13 +230,13 @@ def test_a_failure_holds_no_text_of_the_prompt() -> None:
 
 
 def test_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_tokens, "MAX_OUTPUT", 1_000)
+    monkeypatch.setattr(exact_tokens, "MAX_OUTPUT", 1_000)
     with pytest.raises(TemplateFailedError, match="over 1,000 characters"):
         rendered("{% for n in range(1001) %}{{ n }}{% endfor %}")
 
 
 def test_the_time_of_a_rendering_is_bounded() -> None:
-    seconds = count(step=model_tokens.MAX_RENDER_S)
+    seconds = count(step=exact_tokens.MAX_RENDER_S)
     template = ChatTemplate("{% for n in range(1000) %}{{ n }}{% endfor %}", {}, clock=lambda: next(seconds))
     with pytest.raises(TemplateFailedError, match=r"over 0\.1 s"):
         template.render(USER)
@@ -245,7 +244,7 @@ def test_the_time_of_a_rendering_is_bounded() -> None:
 
 
 def test_repetitions_are_bounded_by_both_operands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_tokens, "MAX_REPEATED", 6)
+    monkeypatch.setattr(exact_tokens, "MAX_REPEATED", 6)
     assert rendered("{{ 'ab' * 3 }}{{ 3 * 'ab' }}") == "abababababab"
     for source in ("{{ 'ab' * 4 }}", "{{ 4 * 'ab' }}"):
         with pytest.raises(TemplateFailedError):

@@ -18,12 +18,11 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.policy.interface import Policy
 from gorgo.core.router import Router
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.live.telemetry.counters import LearningMetrics, MetricStore
 from gorgo.live.telemetry.metric_table import METRICS
 from gorgo.live.training import service as service_module
-from gorgo.live.training.model_store import ModelStore
-from gorgo.live.training.service import TrainingService
+from gorgo.live.training.service import ModelStore, TrainingService
 from tests.core.learners import NAMES, LeastPredicted
 from tests.core.routers import a_request, specs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gorgo.core.messages.request import EngineSample
-from gorgo.engines.openai import OpenAI
+from gorgo.engines.base import OpenAI
 from gorgo.engines.registry import DIALECTS, dialect
 from gorgo.live.upstream.target import MissingReport, Report, ReportState, ReportWatch
 

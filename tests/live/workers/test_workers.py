@@ -15,24 +15,26 @@ import pytest
 
 from gorgo.core.limits import ClientLimits, ClientQuotas, ClientRules
 from gorgo.errors import ConfigError
-from gorgo.live.admin.page.recent_stats import RecentStats
 from gorgo.live.admin.page.snapshot import alerts
 from gorgo.live.admin.workers import merged_checks, merged_decisions
+from gorgo.live.telemetry.health import RecentStats
 from gorgo.live.telemetry.merged import Family, exposition, merged
 from gorgo.live.workers.counts import SharedCounts, make_memory
-from gorgo.live.workers.hub import (
+from gorgo.live.workers.link import (
     ALL,
     MAX_WAITING_BYTES,
     Channel,
     Frame,
     FrameKind,
+    WorkerLink,
+    WorkerRow,
+    WorkerStart,
+    WorkerUnreachable,
     packed,
     unpacked,
 )
-from gorgo.live.workers.link import WorkerLink, WorkerRow, WorkerStart, WorkerUnreachable
-from gorgo.live.workers.parent import Parent, _Worker
+from gorgo.live.workers.parent import LATE, SERVES, Parent, _Worker, announce, inherit, offered, pass_listeners, peer_of
 from gorgo.live.workers.reports import RING_BYTES, SharedReports, reports_bytes
-from gorgo.live.workers.takeover import LATE, SERVES, announce, inherit, offered, pass_listeners, peer_of
 
 # Frames on a socket pair.
 
@@ -471,6 +473,6 @@ def test_nothing_is_taken_over_where_no_router_runs_or_it_does_not_serve() -> No
 def test_another_user_hands_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with listeners() as (_, admin, _):
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        monkeypatch.setattr("gorgo.live.workers.takeover._TRUSTED", ())
+        monkeypatch.setattr("gorgo.live.workers.parent._TRUSTED", ())
         with pytest.raises(ConfigError, match="another user's"):
             inherit(bind_of(admin))

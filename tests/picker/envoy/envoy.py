@@ -18,7 +18,7 @@ import yaml
 
 from gorgo.config.fleet import FleetSourceConfig
 from gorgo.config.model import Config
-from gorgo.picker.envoy.config import envoy_config, replicas_cluster
+from gorgo.picker.envoy import envoy_config, replicas_cluster
 from tests.ports import free_port
 from tests.proxy.conftest import until
 

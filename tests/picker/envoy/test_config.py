@@ -26,7 +26,7 @@ from gorgo.config.model import (
     TlsConfig,
 )
 from gorgo.errors import ConfigError
-from gorgo.picker.envoy.config import RETRIES, envoy_config, envoy_yaml
+from gorgo.picker.envoy import RETRIES, envoy_config, envoy_yaml
 from gorgo.picker.transport.services import DECIDING
 from tests.picker.envoy.envoy import PROGRAM, needs_envoy
 from tests.picker.envoy.rig import CHAT, Rig, rig

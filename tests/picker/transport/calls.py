@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from gorgo.picker.protocol.messages import ProtocolError
-from gorgo.picker.transport.streams import Output
+from gorgo.picker.transport.services import Output
 
 
 @dataclass

@@ -14,9 +14,8 @@ import pytest
 
 from gorgo.config.model import PickerTlsConfig
 from gorgo.core.limits import BufferBudget
-from gorgo.picker.transport.http2.server import Http2Server
-from gorgo.picker.transport.services import PROCESS, Health, Services, services
-from gorgo.picker.transport.streams import CallHandlers, Output, TransportLimits
+from gorgo.picker.transport.server import Http2Server
+from gorgo.picker.transport.services import PROCESS, CallHandlers, Health, Output, Services, TransportLimits, services
 from tests.picker.transport.calls import EchoCall
 
 MESSAGE_BYTES = 1_000_000

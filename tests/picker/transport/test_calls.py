@@ -10,8 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from gorgo.picker.transport.services import ACCESS_LOGS, CHECK, DECIDING, MAX_WATCHES, WATCH, Health
-from gorgo.picker.transport.streams import Status
+from gorgo.picker.transport.services import ACCESS_LOGS, CHECK, DECIDING, MAX_WATCHES, WATCH, Health, Status
 from tests.picker.transport.conftest import MESSAGE_BYTES, Served
 from tests.proxy.conftest import until
 

@@ -341,7 +341,7 @@ async def test_bodies_that_the_admin_listener_does_not_read_leave_nothing_behind
 async def test_body_that_drips_on_the_admin_listener_is_a_408_without_any_token(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.live.admin.bodies.BODY_S", 0.1)
+    monkeypatch.setattr("gorgo.live.admin.calls.BODY_S", 0.1)
     fleet = await start.fleet([answer(200)])
     async with connected(fleet.addresses.admin) as client:
         client.writer.write(b"POST /admin/page/login HTTP/1.1\r\nhost: g\r\ncontent-length: 100\r\n\r\ntoken=")

@@ -17,8 +17,7 @@ from gorgo.errors import HistoryError, LeadershipLost
 from tests.tuner.history.examples import generation
 from tuner.campaign.generation import Generation
 from tuner.history import CampaignRow, EventRow, History, database
-from tuner.history.database import open_engine, reading, writing
-from tuner.history.models import WORD_CHARACTERS, StateTable, TableBase
+from tuner.history.database import WORD_CHARACTERS, StateTable, TableBase, open_engine, reading, writing
 from tuner.history.store import EventKind, row_of, weights_in
 
 # --- The history remembers what it was told, on every database.

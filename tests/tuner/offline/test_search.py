@@ -19,8 +19,7 @@ from gorgo.errors import TunerError, WeightsError
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.request_log import load_request_log
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.fleet import QWEN_L40S, SimFleet
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.compare import Ratio
@@ -41,18 +40,21 @@ from tuner.offline import (
     simulated_campaign,
     weights_file,
 )
-from tuner.offline.calibration import MAX_BYTES, read_fleet
+from tuner.offline.composition import MAX_BYTES, read_fleet
 from tuner.offline.search import (
+    ANOTHER_DAY,
     HELD_OUT,
     HELD_OUT_SEED,
     MODE,
     CandidateBatch,
     RunScore,
     ScoredWeights,
+    SearchVerdict,
+    not_shown,
     refused,
     scores_of,
+    start_is_worse,
 )
-from tuner.offline.verdict import ANOTHER_DAY, SearchVerdict, not_shown, start_is_worse
 
 # --- A fleet and a window small enough that a whole campaign on it takes a second.
 

@@ -19,14 +19,13 @@ from tuner.campaign.options import CampaignOptions
 from tuner.history import CampaignRow, EventRow, History, database
 from tuner.history.store import EventKind
 from tuner.objective import TunerSample
-from tuner.proxy_client import ProxyWeights
-from tuner.sidecar import history_buffer, observer
+from tuner.proxy_client import ProxyWeights, SampleBatchResult
+from tuner.sidecar import history_buffer, loop
 from tuner.sidecar.commands import CommandQueue
 from tuner.sidecar.history_buffer import FIRST_RETRY_S, MAX_WAITING, CampaignStart, HistoryBuffer, as_line
+from tuner.sidecar.loop import CampaignObserver
 from tuner.sidecar.metrics import TunerMetrics
-from tuner.sidecar.observer import CampaignObserver
 from tuner.sidecar.progress import Reporter
-from tuner.sidecar.reader import SampleBatchResult
 
 # --- What is said, counted and written of a campaign, and how long is waited after what fails.
 
@@ -191,7 +190,7 @@ def test_progress_says_what_is_waited_for(mode: str, arm: str, needed: int, deta
 
 
 def test_a_proxy_that_is_away_is_polled_after_half_a_second_and_then_within_half_a_minute() -> None:
-    assert (observer.FIRST_BACK_OFF_S, observer.MAX_BACK_OFF_S) == (0.5, 30.0)
+    assert (loop.FIRST_BACK_OFF_S, loop.MAX_BACK_OFF_S) == (0.5, 30.0)
 
 
 # --- A database in trouble: nothing is lost, everything is said, and it is not asked all the time.

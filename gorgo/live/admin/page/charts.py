@@ -12,8 +12,7 @@ from functools import lru_cache
 from html import escape
 
 from gorgo import formatting
-from gorgo.live.admin.page.recent_stats import TimeBin
-from gorgo.live.telemetry.health import ProbeTime
+from gorgo.live.telemetry.health import ProbeTime, TimeBin
 
 # HTML that is escaped by construction.
 #

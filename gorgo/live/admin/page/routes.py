@@ -24,11 +24,10 @@ from starlette.routing import Route
 
 from gorgo import formatting
 from gorgo.core.lru import Lru
-from gorgo.live.admin.bodies import count_of, json_response
+from gorgo.live.admin.calls import TokenCheck, count_of, json_response
 from gorgo.live.admin.page.charts import Html
 from gorgo.live.admin.page.document import ROOT, Writer, login_page, off_page, status_page
 from gorgo.live.admin.page.snapshot import gather_snapshot
-from gorgo.live.admin.token_check import TokenCheck
 from gorgo.live.event_loop import Clock
 from gorgo.live.http.errors import HttpError, Message, Receive, Send, send_error
 from gorgo.live.state import LiveState

@@ -25,19 +25,20 @@ from gorgo.core.messages.request import Sample
 from gorgo.core.policy.interface import RouteStats
 from gorgo.core.prompt.fingerprint import PartedHeads
 from gorgo.core.scaling import WantedReplicas
-from gorgo.live.admin.page.recent_stats import (
+from gorgo.formatting import counted, first_names
+from gorgo.live.control.state_file import Frozen
+from gorgo.live.control.transactions import WeightsChange
+from gorgo.live.state import CacheState, LiveState
+from gorgo.live.telemetry.counters import ClientRow
+from gorgo.live.telemetry.health import (
     RECENT_S,
     RECENT_SAMPLES,
+    ProbeTime,
     RecentStats,
     TimeBin,
     recent_stats,
     ttft_series,
 )
-from gorgo.live.control.state_file import Frozen
-from gorgo.live.control.transactions import WeightsChange
-from gorgo.live.state import CacheState, LiveState
-from gorgo.live.telemetry.counters import ClientRow
-from gorgo.live.telemetry.health import ProbeTime
 from gorgo.live.workers.link import WorkerRow
 
 # Differences of a running proxy from regions.yaml: policy, weights, drain marks, and keys that need a restart.
@@ -187,17 +188,17 @@ def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition
     if view.state == "half_open":
         return Condition("on trial", f"{because}; the next response decides")
     if view.failures_in_a_row:
-        return Condition("failing", f"{_many(view.failures_in_a_row, 'failure')} in a row{cause}")
+        return Condition("failing", f"{counted(view.failures_in_a_row, 'failure')} in a row{cause}")
     if view.overdue_requests:
         named = ", ".join(view.overdue) + (", ..." if view.overdue_requests > len(view.overdue) else "")
-        late = f"no answer to {_many(view.overdue_requests, 'request')} for up to {view.overdue_for_s or 0:.0f} s"
+        late = f"no answer to {counted(view.overdue_requests, 'request')} for up to {view.overdue_for_s or 0:.0f} s"
         return Condition("overdue", f"{late} longer than expected: {named}")
     if (slower := view.decode_slowdown) is not None and slower >= SLOW_DECODE:
         return Condition(
             "slow", f"decodes {slower:.1f} times slower than the others: {view.tpot_ms or 0:.0f} ms a token"
         )
     if view.slow_start_for_s is not None:
-        most = f"at most {_many(view.slow_start_in_flight or 0, 'request')}"
+        most = f"at most {counted(view.slow_start_in_flight or 0, 'request')}"
         return Condition("slow start", f"{most} for another {ceil(view.slow_start_for_s)} s")
     return Condition("ready")
 
@@ -242,24 +243,22 @@ def alerts(
     found += [alert for source in sources for alert in _of_source(source)]
     found += [] if store is None else _of_store(store)
     found += [
-        Alert("warn", f"Process {row.number} is {row.state}, after {_many(row.restarts, 'end')} that nobody asked for")
+        Alert(
+            "warn",
+            f"Process {row.number} is {row.state}, after {counted(row.restarts, 'end')} that nobody asked for",
+        )
         for row in workers
         if row.restarts and row.state != "ready"
     ]
     found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
     found += [Alert("warn", text) for text in signals]
     found += [
-        Alert("warn", f"Reports of caches are not used ({_few(names)}): history: {reason}")
+        Alert("warn", f"Reports of caches are not used ({first_names(names, NAMES_SHOWN)}): history: {reason}")
         for reason, names in (unused or {}).items()
     ]
     if out_of_range:
         found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
     return sorted(found, key=lambda alert: alert.level != "bad")
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _of_refusals(views: Sequence[ReplicaSnapshot], replicas: Mapping[str, ReplicaConfig]) -> Iterator[Alert]:
@@ -307,7 +306,7 @@ def _of_poison(poison: Sequence[PoisonPrompt], now: float) -> Iterator[Alert]:
             f"it is answered 502 for another {ceil(one.until_s - now)} s",
         )
     if len(poison) > MOST_POISON:
-        yield Alert("bad", f"{_many(len(poison) - MOST_POISON, 'more prompt')} under which replicas went down")
+        yield Alert("bad", f"{counted(len(poison) - MOST_POISON, 'more prompt')} under which replicas went down")
 
 
 def _of_traffic(stats: RecentStats, queued: int) -> Iterator[Alert]:
@@ -330,7 +329,7 @@ def _of_replica(view: ReplicaSnapshot, unreachable_regions: frozenset[str], fail
 def _of_source(source: Mapping[str, Any]) -> Iterator[Alert]:
     name, n = source["name"], source["problem_count"]
     if source["error"] is not None:
-        stay = f"; its {_many(source['replicas'], 'replica')} stay{'s' if source['replicas'] == 1 else ''}"
+        stay = f"; its {counted(source['replicas'], 'replica')} stay{'s' if source['replicas'] == 1 else ''}"
         yield Alert("warn", f"Fleet source {name} is down: {source['error']}{stay if source['replicas'] else ''}")
     if n:
         more = f" (and {n - 1} more)" if n > 1 else ""
@@ -344,10 +343,6 @@ def _of_store(store: Mapping[str, Any]) -> Iterator[Alert]:
     for row in store["peers"]:
         if row["differences"]:
             yield Alert("warn", f"Router {row['router']}: {'; '.join(row['differences'].values())}")
-
-
-def _many(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _requests(n: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from gorgo.lab.sim.faults.kinds import Fault, Kill, Partition, Slow, StaleMetrics, replicas_in
+from gorgo.lab.sim.faults import Fault, Kill, Partition, Slow, StaleMetrics, replicas_in
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 
 

@@ -11,8 +11,8 @@ from typing import get_args
 import pytest
 
 from gorgo.errors import ConfigError, ScenarioError, UnknownProfile, UnknownReplica, UnknownScenario
-from gorgo.lab.sim.faults.kinds import DelaySpikes, FailFast, Kill, PeriodicStall, Slow
-from gorgo.lab.sim.faults.scenarios import (
+from gorgo.lab.sim.faults import DelaySpikes, FailFast, Kill, PeriodicStall, Slow
+from gorgo.lab.sim.scenarios import (
     KINDS,
     SCENARIOS,
     FleetSettings,

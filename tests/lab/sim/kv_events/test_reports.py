@@ -15,15 +15,22 @@ from gorgo.core.messages.kv_events import CacheEvictions, CacheSnapshot, KvEvent
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.core.prefix.kv_source import chain_hashes
 from gorgo.lab.sim.engine.engines import Engine, make_engine
-from gorgo.lab.sim.engine.kv_cache import KvCache
+from gorgo.lab.sim.engine.kv_cache import BlockPool, KvCache
 from gorgo.lab.sim.engine.profiles import as_vllm
 from gorgo.lab.sim.engine.request import EngineRequest
-from gorgo.lab.sim.engine.vllm.block_pool import BlockPool
 from gorgo.lab.sim.event_queue import EventQueue
-from gorgo.lab.sim.faults.kinds import BadReports, Kill, RouterRestart
+from gorgo.lab.sim.faults import BadReports, Kill, RouterRestart
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.kv_events.path import PathFaults, ReportPath
-from gorgo.lab.sim.kv_events.reports import BUFFERED_BATCHES, GIVE_UP_S, BlockTokens, CacheReports, EventFeed, PushFeed
+from gorgo.lab.sim.kv_events import (
+    BUFFERED_BATCHES,
+    GIVE_UP_S,
+    BlockTokens,
+    CacheReports,
+    EventFeed,
+    PathFaults,
+    PushFeed,
+    ReportPath,
+)
 from gorgo.lab.sim.network import Link, TripDelays, random_table
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.simulation import Simulation, Startable
@@ -376,7 +383,7 @@ def test_a_replay_that_stays_unanswered_for_two_minutes_leaves_a_partial_feed() 
 
 
 def test_batches_that_the_engine_has_no_longer_leave_a_partial_feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.lab.sim.kv_events.reports.BUFFERED_BATCHES", 2)
+    monkeypatch.setattr("gorgo.lab.sim.kv_events.BUFFERED_BATCHES", 2)
     made, _ = scene()
     set_faults(made, 0.0, PathFaults(lost=1.0))
     for number in range(5):

@@ -15,8 +15,7 @@ from gorgo.lab.sim.network import RandomTable, TripDelays
 from gorgo.lab.sim.oracle import make_oracle
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.remote_replica import RemoteReplica
-from gorgo.lab.sim.routers.group import RouterGroup
-from gorgo.lab.sim.routers.shell import FirstTokenTimeouts
+from gorgo.lab.sim.routers import FirstTokenTimeouts, RouterGroup
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.policies.registry import make_policy

@@ -12,11 +12,10 @@ from gorgo.core.latency.ttft import TtftEstimate
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Sample
 from gorgo.core.router import Router
-from gorgo.live.admin.page.recent_stats import RecentStats, ttft_series
 from gorgo.live.admin.page.snapshot import DecisionStatus, ReplicaStatus, Snapshot, condition_of
 from gorgo.live.control.transactions import WeightsChange
 from gorgo.live.peer_store.service import PeerRow
-from gorgo.live.telemetry.health import ProbeTime
+from gorgo.live.telemetry.health import ProbeTime, RecentStats, ttft_series
 from gorgo.policies.registry import make_policy
 
 NOW = 1_000_000.0

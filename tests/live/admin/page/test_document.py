@@ -31,11 +31,11 @@ from gorgo.live.admin.page.document import (
     stats_section,
     status_page,
 )
-from gorgo.live.admin.page.recent_stats import BINS, RECENT_S, RecentStats, quantile, recent_stats, ttft_series
 from gorgo.live.admin.page.sections import CANDIDATES_SHOWN, WIDTH, DecisionsSection
 from gorgo.live.admin.page.snapshot import Alert, DecisionStatus, Snapshot
 from gorgo.live.control.state_file import Frozen
 from gorgo.live.telemetry.counters import ClientRow
+from gorgo.live.telemetry.health import BINS, RECENT_S, RecentStats, quantile, recent_stats, ttft_series
 from tests.live.admin.page.made import NOW, change, decision, peer, row, sample, source, status, store, view
 
 # --- The page as markup: what it says, that it is escaped whoever chose the words, and that it needs no script.

@@ -15,9 +15,9 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.scaling import WantedReplicas
 from gorgo.live.admin.page.charts import joined
 from gorgo.live.admin.page.document import Writer, login_page, off_page, status_page
-from gorgo.live.admin.page.recent_stats import RecentStats, ttft_series
 from gorgo.live.admin.page.snapshot import Alert, DecisionStatus, Snapshot, alerts, condition_of
 from gorgo.live.control.state_file import Frozen
+from gorgo.live.telemetry.health import RecentStats, ttft_series
 from tests.live.admin.page.made import NOW, change, decision, peer, row, sample, source, status, store, view
 
 # --- What is said of a replica, and what an operator is told first.

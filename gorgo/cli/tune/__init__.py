@@ -1,1 +1,0 @@
-"""`gorgo tune`, `gorgo tune-offline` and `gorgo history`."""

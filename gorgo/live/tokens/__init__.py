@@ -1,1 +1,0 @@
-"""Exact tokens of prompts: tokenizers, chat templates, and the hashes of token blocks."""

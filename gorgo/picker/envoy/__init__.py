@@ -1,1 +1,0 @@
-"""Envoy's configuration for a picker of its own: `gorgo picker --print-envoy`."""
