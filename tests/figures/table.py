@@ -59,7 +59,7 @@ from tests.figures.scaling import DAY_COMMANDS as SCALING_DAY
 from tests.figures.scaling import JOIN_COMMANDS as SCALING_JOIN
 from tests.figures.scaling import scaling_day, scaling_join
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
-from tests.figures.several_routers import several_routers
+from tests.figures.several_routers import PROCESSES, processes, several_routers
 from tests.figures.stored import read_stored
 from tests.figures.tuning import COMMAND as ALGORITHMS_COMMAND
 from tests.figures.tuning import COMMAND_TUNING_FLEETS as FLEETS_COMMAND
@@ -611,6 +611,7 @@ FIGURES: Mapping[str, Figure] = {
     "cache-sticky": Figure(STICKY, cache_sources),
     "cache-workloads": Figure([WORKLOADS], cache_sources),
     "several-routers": Figure(SEVERAL_ROUTERS, several_routers),
+    "processes": Figure([PROCESSES], processes),
     "large-fleets": Figure(["python -m tests.bench large_fleets"], _printed),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),

@@ -161,6 +161,17 @@ def test_the_paper_s_tables_show_both_arrivals_beside_the_measured_figure_and_ho
     assert shown.values["WildChat, TPOT: published"] == 1.2
 
 
+def test_one_router_of_several_processes_has_a_row_per_number_of_them() -> None:
+    lines = """
+| processes: hit, % / p95 TTFT, ms / p95 E2E, s | load 0.5 | load 1 |
+| --- | --- | --- |
+| 1 | 19.8 / 1712 / 3.38 | 19.3 / 1919 / 5.82 |
+| 16 | 20.4 / 1691 / 3.40 | 19.4 / 1912 / 5.72 |
+"""
+    shown = row(view("processes", lines.splitlines()), "16")
+    assert shown == {"cached tokens found, %": [20.4, 19.4], "p95 TTFT, ms": [1691, 1912], "p95 E2E, s": [3.4, 5.72]}
+
+
 def test_the_two_terms_show_ratios_with_intervals_and_what_is_missed_for_sure() -> None:
     lines = """
 | on | of | against | figure | target | of / against [95 %] | met |
