@@ -398,7 +398,7 @@ class LiveState:
         differing = [name for name in bases if name in tokens]
         if differing:
             return f"the tokenizer of {', '.join(differing)} counts other tokens than the engine"
-        if not bases and any(not known.differs for known in tokens.values()):
+        if not bases and any(not model_tokens.differs for model_tokens in tokens.values()):
             return None  # the replica has not listed its models yet
         return f"no tokenizer for {', '.join(islice(bases, MODELS_NAMED)) or 'any model'}"
 
@@ -416,14 +416,14 @@ class LiveState:
     def _describe(self, replica: str) -> dict[str, str | int]:
         """Return what OpenTelemetry's conventions say of a replica: its engine, its host and its port."""
         target = self.replicas.targets.get(replica)
-        row = next((each for each in self.config.replicas if each.name == replica), None)
+        configured = next((each for each in self.config.replicas if each.name == replica), None)
         engine = None if target is None else target.engine["name"]
-        found: dict[str, str | int] = {} if engine is None else {"gen_ai.provider.name": str(engine)}
-        if row is not None:
-            parts = urlsplit(row.url)
-            found["server.address"] = parts.hostname or ""
-            found["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
-        return found
+        attributes: dict[str, str | int] = {} if engine is None else {"gen_ai.provider.name": str(engine)}
+        if configured is not None:
+            parts = urlsplit(configured.url)
+            attributes["server.address"] = parts.hostname or ""
+            attributes["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
+        return attributes
 
     def is_ready(self) -> bool:
         """Return whether a load balancer may send requests here, as `GET /ready` says."""

@@ -248,7 +248,7 @@ def _rows(body: bytes) -> list[dict[str, Any]]:
         data = json.loads(body)["data"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
-    return [row for row in data if isinstance(row, dict)] if isinstance(data, list) else []
+    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
 
 
 async def _list(state: LiveState, scope: Message) -> bytes:

@@ -174,7 +174,7 @@ class Metrics:
     """The registry of one proxy. Each method records one event."""
 
     def __init__(
-        self, router: Router, clock: Callable[[], float], buffers: BufferBudget, found: FoundFleet | None = None
+        self, router: Router, clock: Callable[[], float], buffers: BufferBudget, fleet: FoundFleet | None = None
     ) -> None:
         self.registry = CollectorRegistry()
         self._cells = MetricStore([spec for spec in METRICS if spec.name not in _READ_ELSEWHERE])
@@ -204,7 +204,7 @@ class Metrics:
         self.registry.register(self.peers)
         self.registry.register(
             _RouterGauges(
-                router, clock, self.config, self.listeners, buffers, self.learning, found or FoundFleet(), self.wanted
+                router, clock, self.config, self.listeners, buffers, self.learning, fleet or FoundFleet(), self.wanted
             )
         )
         ProcessCollector(namespace="gorgo", registry=self.registry)
@@ -280,10 +280,10 @@ class Metrics:
             self._count("gorgo_reported_cached_tokens_total", replica, region).inc(cached)
             self._count("gorgo_reported_prompt_tokens_total", replica, region).inc(outcome.prompt_tokens)
         else:
-            e2e, tokens, found, prompt = self._completed_cells(replica, region)
+            e2e, tokens, cached_cell, prompt = self._completed_cells(replica, region)
             e2e.observe(e2e_s)
             tokens.value += output
-            found.value += cached
+            cached_cell.value += cached
             prompt.value += outcome.prompt_tokens
         side = _side(estimated_cached_tokens, cached)
         off = abs(estimated_cached_tokens - cached)
@@ -306,10 +306,10 @@ class Metrics:
 
     def stream_breaks(self) -> dict[str, dict[str, int]]:
         """Return the answers that broke off since the start: `continued` and `not_continued`, each by reason."""
-        found: dict[str, dict[str, int]] = {"continued": {}, "not_continued": {}}
+        breaks: dict[str, dict[str, int]] = {"continued": {}, "not_continued": {}}
         for (end, reason), cell in self._breaks.items():
-            found[end][reason] = int(cell.value)
-        return found
+            breaks[end][reason] = int(cell.value)
+        return breaks
 
     def retried(self, reason: str) -> None:
         self._count("gorgo_retries_total", reason).inc()
@@ -369,10 +369,10 @@ class Metrics:
         regions = {region for _, region in replicas}
 
         def wanted(spec: MetricSpec, values: Key) -> bool:
-            found = dict(zip(spec.labels, values, strict=True))
-            if "replica" in found:
-                return (found["replica"], found["region"]) in replicas
-            return found.get("region") in {None, *regions}
+            labels = dict(zip(spec.labels, values, strict=True))
+            if "replica" in labels:
+                return (labels["replica"], labels["region"]) in replicas
+            return labels.get("region") in {None, *regions}
 
         for cells in (self._first_tokens, self._dispatched, self._completed, self._attempts):
             cells.clear()
@@ -421,10 +421,10 @@ class _RouterGauges(Collector):
         listeners: Listeners,
         buffers: BufferBudget,
         learning: LearningMetrics,
-        found: FoundFleet,
+        fleet: FoundFleet,
         wanted: WantedMetrics,
     ) -> None:
-        self._found = found
+        self._found = fleet
         self._wanted = wanted
         self._saturation = Saturation(router, buffers)
         self._learning = learning
