@@ -23,7 +23,7 @@ from gorgo.lab.simulate import SimJob, SimulatedRun, SimulateOptions
 from gorgo.lab.simulate.job import Goodput
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
-from tests.lab.calibrate.test_run import served, written
+from tests.lab.test_calibrate import served, written
 from tests.lab.test_results import row
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
