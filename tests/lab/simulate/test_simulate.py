@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,15 @@ def no_warning(text: str) -> None:
 
 
 def asked(**options: Any) -> SimulateOptions:
-    defaults: dict[str, Any] = {
+    of_all: dict[str, Any] = {
         "trace": "chat-small",
+        "policy": "",
         "fleet": three_regions(),
         "filters": TraceFilters(limit=40),
-        "policies": ("gorgo-ms", "random"),
-        "n_jobs": 1,
-        "show_progress": False,
     }
-    return SimulateOptions(**{**defaults, **options})
+    of_all |= {one.name: options.pop(one.name) for one in fields(SimJob) if one.name in set(options) - {"weights"}}
+    defaults: dict[str, Any] = {"policies": ("gorgo-ms", "random"), "n_jobs": 1, "show_progress": False}
+    return SimulateOptions(job=SimJob(**of_all), **{**defaults, **options})
 
 
 def test_a_row_for_each_scale_policy_and_seed_with_the_baselines_behind() -> None:
@@ -395,7 +395,7 @@ def test_the_options_of_routers_are_those_of_their_group(monkeypatch: pytest.Mon
     seen: list[RouterGroup] = []
 
     def simulated(options: SimulateOptions, **_: object) -> list[ResultRow]:
-        seen.append(options.routers)
+        seen.append(options.job.routers)
         return []
 
     monkeypatch.setattr("gorgo.lab.simulate.simulate_command", simulated)
