@@ -38,7 +38,7 @@ from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.policies.learned.lodestar import ACCELERATORS
 from gorgo.policies.registry import POLICIES, make_policy
-from tests.lab.sim.faults.drawn import draw_faults
+from tests.lab.sim.drawn import draw_faults
 from tests.lab.sim.fleets import three_regions
 
 # --- Scenarios, oracle and floor where they belong: in real simulations, of a small made-up window.
