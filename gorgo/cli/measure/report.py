@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gorgo.cli import options
-from gorgo.cli.options import finite
 
 if TYPE_CHECKING:
     from gorgo.lab.report.minute import TwinRow
@@ -27,15 +26,6 @@ def report(
             help="Folder that `--out` of simulate, replay or demo wrote, or a parent; with --minute a request log."
         ),
     ],
-    slo_ttft_ms: Annotated[
-        list[float] | None,
-        typer.Option(
-            min=1,
-            callback=finite,
-            show_default=False,
-            help="SLO of the first token for the plot of requests within it; repeatable. Default: 500 and 2,000.",
-        ),
-    ] = None,
     minute: Annotated[
         str | None,
         typer.Option(
@@ -64,18 +54,15 @@ def report(
     beside the hour before and the same minute in the simulation. The page needs no network and no script. Needs the
     extra: pip install 'gorgo-router[report]'.
     """
-    from gorgo.lab.report import FORMS, MAX_SLOS, SLOS_MS, require_extra, write_report
+    from gorgo.lab.report import FORMS, require_extra, write_report
 
     if minute is not None:
         require_extra()
         typer.echo(str(_write_minute(dir, _date(minute), None if no_twin else config)))
         return
-    if slo_ttft_ms is not None and len(set(slo_ttft_ms)) > MAX_SLOS:
-        raise typer.BadParameter(f"--slo-ttft-ms {len(slo_ttft_ms)} times: expected at most {MAX_SLOS}")
     if unknown := [name for name in form or () if name not in FORMS]:
         raise typer.BadParameter(f"--form {unknown[0]}: expected one of: {', '.join(FORMS)}")
-    slos_ms = sorted(set(slo_ttft_ms)) if slo_ttft_ms else SLOS_MS
-    typer.echo(str(write_report(dir, slos_ms=slos_ms, policies=policy or (), forms=form or ())))
+    typer.echo(str(write_report(dir, policies=policy or (), forms=form or ())))
 
 
 def _date(text: str) -> float:

@@ -1,337 +1,43 @@
-"""The page of results: the result files that are found and checked, its tables, and the page with its files.
+"""The page of results: its tables, and the page with its files, in the template `page.html`.
 
-Needs the extra `report`. Leaves what is written to `output`, and the drawings to `plots`.
+Owns the sections and the tables, whose rows are bounded. Leaves the reading to `runs`, the drawings to `plots`, and
+what is written to the package. Each plot is drawn twice, for a broad and for a narrow screen. The broad one and its
+points are files beside the page.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from itertools import count
-from math import nan
-from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from pydantic import TypeAdapter, ValidationError
-from rich.progress import BarColumn, TimeRemainingColumn
 
 from gorgo import __version__
-from gorgo.errors import ReportError
-from gorgo.lab.failures import count_cause
-from gorgo.lab.progress import progress_display
-from gorgo.lab.report.plots import PlannedPlot, comparison_plots, csv_text, load_number, tuning_plot
-from gorgo.lab.report.runs import (
-    MEASURES,
-    RATIO_MEASURES,
-    TTFT_P95,
-    Cell,
-    Comparison,
-    Measure,
-    ReportGeneration,
-    ReportInput,
-    Requests,
-    Run,
-    best_baseline,
-    compare,
-    format_weights,
-    mean,
-    mean_share,
-    ratio,
-)
-from gorgo.lab.report.style import BROAD, NARROW, Layout, print_document, svg_document, svg_element
-from gorgo.lab.results import Amount, ResultRow, load_text, rows_as_json
-from gorgo.policies.registry import POLICIES
-
-# Result files, checked: results.json, history.json and requests.jsonl.
-#
-# An error names the file, the row or line, the key and its value. Unknown keys are ignored: newer files have more.
-
-
-#: results.json and history.json are lists of small rows; a larger file is another kind of file.
-MAX_BYTES = 256 * 2**20
-#: A line of requests.jsonl has about 300 bytes; the rest of a longer one is not read into memory.
-MAX_LINE_BYTES = 65_536
-#: Regions told apart; requests of further ones are counted together.
-MAX_REGIONS = 32
-OTHER_REGIONS = "other"
-#: Characters of a region's name; the rest is cut.
-MAX_REGION = 64
-#: Characters of a value in an error message.
-MAX_SHOWN = 60
-
-#: Characters of a text in a file; names of traces are names of files.
-MAX_TEXT = 1000
-#: What no page or drawing may contain: controls, marks of direction, lone surrogates.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _RequestLine:
-    """The keys of a line of requests.jsonl that the report uses."""
-
-    ttft_ms: Amount | None
-    error: str | None
-    input_tokens: Amount | None = None
-    region: str | None = None
-
-
-_ROW, _GENERATION, _LINE = TypeAdapter(ResultRow), TypeAdapter(ReportGeneration), TypeAdapter(_RequestLine)
-
-
-def read_results(path: Path) -> list[ResultRow]:
-    """Return every row of a results.json; raise `ReportError` for a damaged one."""
-    rows = ((row, f"{path}, row {number}") for number, row in enumerate(_read_list(path), start=1))
-    return [_checked(_ROW, _printable(row, place), place) for row, place in rows]
-
-
-def read_history(path: Path) -> tuple[ReportGeneration, ...]:
-    """Return the generations of a tuning campaign in order; raise `ReportError` for a damaged one."""
-    rows = ((row, f"{path}, generation {number}") for number, row in enumerate(_read_list(path), start=1))
-    return tuple(_checked(_GENERATION, _printable(row, place), place) for row, place in rows)
-
-
-def read_requests(path: Path) -> Requests:
-    """Read requests.jsonl as a stream; raise `ReportError` for a damaged line."""
-    ttft_ms, input_tokens, count = array("d"), array("d"), 0
-    errors: dict[str, int] = {}
-    regions: dict[str, int] = {}
-    region_of = array("H")
-    with path.open("rb") as file:
-        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
-            if line.isspace():
-                continue
-            request = _read_line(path, line, number)
-            count += 1
-            if request.error is not None:  # latencies are of requests that succeeded
-                count_cause(errors, request.error)
-            elif request.ttft_ms is not None:
-                ttft_ms.append(request.ttft_ms)
-                input_tokens.append(nan if request.input_tokens is None else request.input_tokens)
-                region = printable_text(request.region or "")[:MAX_REGION]
-                region = region if region in regions or len(regions) < MAX_REGIONS else OTHER_REGIONS
-                region_of.append(regions.setdefault(region, len(regions)))
-    names = np.array([*regions], dtype=np.str_) if regions else np.empty(0, dtype=np.str_)
-    return Requests(
-        count,
-        np.frombuffer(ttft_ms, dtype=np.float64),
-        errors,
-        np.frombuffer(input_tokens, dtype=np.float64),
-        names[np.frombuffer(region_of, dtype=np.uint16)] if regions else names,
-    )
-
-
-def _read_line(path: Path, line: bytes, number: int) -> _RequestLine:
-    try:
-        return _LINE.validate_json(line)
-    except ValidationError:  # Python's reader is slower, names the fault, and accepts surrogates in text
-        return _checked(_LINE, _parse(path, line.rstrip(), number), f"{path}, line {number}")
-
-
-def _read_list(path: Path) -> list[Any]:
-    if path.stat().st_size > MAX_BYTES:
-        raise ReportError(f"{path}: larger than {MAX_BYTES // 2**20} MB; expected a results file")
-    value = _parse(path, path.read_bytes())
-    if isinstance(value, dict):  # as `gorgo history --json` prints it
-        value = value.get("generations", value)
-    if not isinstance(value, list):
-        raise ReportError(f"{path}: {_shown(value)}; expected a list of objects")
-    return value
-
-
-def printable_text(text: str) -> str:
-    """Return a text with escapes in the place of what no page or drawing may contain.
-
-    >>> printable_text("a\\x1b\\u202eb")
-    'a\\\\x1b\\\\u202eb'
-    """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def _printable(value: Any, place: str) -> Any:
-    """Return a value of JSON with printable texts; raise `ReportError` for a long one."""
-    if isinstance(value, str):
-        if len(value) > MAX_TEXT:
-            raise ReportError(f"{place}: {_shown(value)} has {len(value)} characters; expected at most {MAX_TEXT}")
-        return printable_text(value)
-    if isinstance(value, list):
-        return [_printable(inner, place) for inner in value]
-    if isinstance(value, dict):
-        return {_printable(key, place): _printable(inner, place) for key, inner in value.items()}
-    return value
-
-
-def _parse(path: Path, data: bytes, first_line: int = 1) -> object:
-    try:
-        return _DECODER.decode(data.decode())
-    except json.JSONDecodeError as error:
-        raise ReportError(f"{path}, line {first_line + error.lineno - 1}: not JSON ({error.msg})") from None
-    except UnicodeDecodeError as error:
-        line = first_line + data.count(b"\n", 0, error.start)
-        raise ReportError(f"{path}, line {line}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path}, line {first_line}: not JSON ({error})") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-#: Refuses NaN and Infinity, which Python's reader accepts by default.
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def _checked(adapter: TypeAdapter[T], value: object, place: str) -> T:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = f"{'.'.join(map(str, fault['loc']))} is " if fault["loc"] else ""
-        found = "missing" if fault["type"] == "missing" else _shown(fault["input"])
-        expected = "expected a JSON object" if fault["type"] == "dataclass_type" else fault["msg"].lower()
-        raise ReportError(f"{place}: {key}{found}; {expected}") from None
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
-
-
-# Result files in a folder and below it: result rows, the requests behind them, tuning histories.
-#
-# A requests.jsonl belongs to the only row of the results.json beside it, or to the first of the windows of one run.
-# `gorgo demo` writes each row twice: into the folder of all policies and into the policy's own folder. Of such equal
-# rows the one with requests is used. A simulated run is determined by its digest, so a second one is a copy wherever it
-# lies, and no replicate; equal rows of earlier versions, which have no digest, are copies as well.
-
-
-RESULTS, REQUESTS, HISTORY = "results.json", "requests.jsonl", "history.json"
-#: A sweep of 12 policies, 10 loads and 100 seeds; more files than this is the wrong folder.
-MAX_FILES = 12_000
-
-
-def find_results(folder: Path, *, policies: Sequence[str] = (), show_progress: bool = False) -> ReportInput:
-    """Read all result files, of `policies` alone if any are named.
-
-    Raises `ReportError` if there are none, for the first damaged file, and for a policy without a run.
-    """
-    if not folder.is_dir():
-        raise ReportError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
-    results, requests, histories = (_files_below(folder, name) for name in (RESULTS, REQUESTS, HISTORY))
-    if not results and not histories:
-        raise ReportError(f"{folder}: no {RESULTS} and no {HISTORY} in it or below; expected what --out DIR wrote")
-    runs, left_out = _read_runs(results, show_progress=show_progress)
-    ran = {run.row.policy: None for run in runs}
-    if missing := [name for name in policies if name not in ran]:
-        raise ReportError(f"{folder}: no run of {missing[0]!r}; there are: {', '.join(map(str, ran))}")
-    runs = [run for run in runs if not policies or run.row.policy in policies]
-    alone = [path for path in requests if not (path.parent / RESULTS).exists()]
-    left_out += [f"{path}: no {RESULTS} beside it: the run did not end" for path in alone]
-    return ReportInput(
-        comparisons=compare(runs, order=list(POLICIES)),
-        histories={printable_text(str(path.relative_to(folder))): read_history(path) for path in histories},
-        left_out=tuple(map(printable_text, left_out)),
-    )
-
-
-def _files_below(folder: Path, name: str) -> list[Path]:
-    paths: list[Path] = []
-    for path in folder.rglob(name):
-        if not path.is_file():  # a pipe blocks, a device has no end
-            raise ReportError(f"{path}: no regular file; expected one that --out DIR wrote")
-        paths.append(path)
-        if len(paths) > MAX_FILES:
-            raise ReportError(f"{folder}: more than {MAX_FILES} files named {name}; expected the folder of one sweep")
-    return sorted(paths, key=lambda path: path.parts)
-
-
-def _read_runs(results: Sequence[Path], *, show_progress: bool) -> tuple[list[Run], list[str]]:
-    """Return runs and files left out, deepest path first: a row with requests precedes its copy above."""
-    runs: list[Run] = []
-    left_out: list[str] = []
-    folders: dict[str, set[Path]] = {}
-    #: The row that counts, by digest.
-    simulated: dict[str, str] = {}
-    counted: set[str] = set()
-    paths = sorted(results, key=lambda path: (-len(path.parts), path.parts))
-    shown = progress_display("reading results", len(paths), BarColumn(), TimeRemainingColumn(), transient=True)
-    with shown if show_progress else nullcontext(None) as display:
-        for path in paths:
-            rows = read_results(path)
-            requests = _requests_beside(path, rows, left_out)
-            copies, unlike = 0, 0
-            for number, row in enumerate(rows):
-                key = rows_as_json([row])
-                if any(path.parent in folder.parents for folder in folders.get(key, ())):
-                    continue
-                folders.setdefault(key, set()).add(path.parent)
-                if row.source == "simulated":
-                    first = simulated.setdefault(row.digest or key, key)
-                    if first != key:
-                        unlike += 1
-                        continue
-                    if key in counted:
-                        copies += 1
-                        continue
-                    counted.add(key)
-                runs.append(Run(row, requests if number == 0 else None))
-            left_out += _copies_left_out(path, copies, unlike)
-            if display is not None:
-                display.advance()
-    return runs, left_out
-
-
-def _copies_left_out(path: Path, copies: int, unlike: int) -> Iterator[str]:
-    """Yield why rows of a file do not count."""
-    if copies:
-        rows = "row is a copy" if copies == 1 else "rows are copies"
-        yield f"{path}: {copies} {rows} of simulated runs that count already: equal digests count once"
-    if unlike:
-        rows = "row has" if unlike == 1 else "rows have"
-        yield (
-            f"{path}: {unlike} {rows} the digest of a run that counts already and other figures: the code changed "
-            "between them; run both again"
-        )
-
-
-def _requests_beside(path: Path, rows: Sequence[ResultRow], left_out: list[str]) -> Requests | None:
-    beside = path.parent / REQUESTS
-    if not beside.exists():
-        return None
-    is_one_run = len({(row.policy, row.seed, row.time_scale) for row in rows}) == 1
-    if not is_one_run or len({row.window for row in rows}) != len(rows):
-        left_out.append(f"{beside}: belongs to no row, because the {RESULTS} beside it has {len(rows)}")
-        return None
-    requests = read_requests(beside)
-    if requests.count != (n := sum(row.n for row in rows)):
-        raise ReportError(f"{beside}: {requests.count} lines, but n is {n} in {RESULTS}: they are of different runs")
-    return requests
-
-
-# The page: sections of tables and plots in the template, all text escaped except our own SVG.
-#
-# Owns the sections and the tables (policies per load, shares, errors by kind, the acceptance log), whose rows are
-# bounded. Leaves the drawings to `gorgo.lab.report.plots`. Each plot is drawn twice, for a broad and for a narrow
-# screen. The broad one and its points are files beside the page.
-
+from gorgo.formatting import UNKNOWN
+from gorgo.lab.report import plots
+from gorgo.lab.report.runs import Cell, Comparison, ReportGeneration, ReportInput, format_weights
+from gorgo.lab.report.style import BROAD, NARROW, Layout, plot_file, printable_text, svg_document, svg_element
+from gorgo.lab.results import ResultRow, percent
+from gorgo.lab.simulate.compare import e2e_s_p95, ttft_ms_p95
 
 #: Rows of one table; results.json has the others.
 MAX_ROWS = 200
 #: Replicas with a column of their own in the table of shares; the others are added up.
 MAX_REPLICAS = 12
-UNKNOWN = "-"
+#: Sections that the title names.
+MAX_TITLES = 3
+TEMPLATE = "page.html"
+#: The folder beside the page with its plots and figures.
+FILES = "report"
+
+#: What the template reads of one heading.
+Section = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,54 +61,73 @@ class PageTable:
     note: str = ""
 
 
-def load_table(comparison: Comparison, time_scale: float) -> PageTable:
-    """Return all policies at one load: means over runs, the best in bold, and counts; unknown measures are left out."""
-    cells = comparison.loads[time_scale]
-    policies = [cell for cell in cells if not cell.is_reference]
-    measures = [one for one in MEASURES if any(mean(cell, one) is not None for cell in cells)]
-    best = [_best_text(policies, measure) for measure in measures]
-    rows = []
-    for cell in cells:
-        size = (f"{len(cell.runs):,}", _requests_text(cell), f"{sum(run.row.errors for run in cell.runs):,}")
-        texts = [measure.format(mean(cell, measure)) for measure in measures]
-        bold = {place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
-        rows.append(TableRow(cell.label, (*texts, *size), frozenset(bold), cell.is_reference))
-    header = ("policy", *(measure.title for measure in measures), "runs", "requests", "errors")
-    return _table(f"{load_text(time_scale)}, {comparison.source}", header, rows)
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure of a row: its title, its number format, and whether less, more or neither is better."""
+
+    title: str
+    value: Callable[[ResultRow], float | None]
+    form: str
+    best: Callable[[Sequence[float]], float] | None = min
+
+    def text(self, row: ResultRow) -> str:
+        value = self.value(row)
+        return UNKNOWN if value is None else format(value, self.form)
+
+
+#: The columns of a load's table.
+MEASURES = (
+    Measure("p50 TTFT, ms", lambda row: row.ttft_ms.p50, ",.0f"),
+    Measure("p95 TTFT, ms", ttft_ms_p95, ",.0f"),
+    Measure("p99 TTFT, ms", lambda row: row.ttft_ms.p99, ",.0f"),
+    Measure("p50 E2E, s", lambda row: row.e2e_s.p50, ",.2f"),
+    Measure("p95 E2E, s", e2e_s_p95, ",.2f"),
+    Measure("p95 ITL, ms", lambda row: row.itl_ms.p95, ",.0f"),
+    Measure("cache hit, %", lambda row: percent(row.cache_hit), ".1f", max),
+    Measure("estimated, %", lambda row: percent(row.cache_hit_estimated), ".1f", None),
+    Measure("p50 prediction error, ms", lambda row: row.prediction_error_ms.p50, ",.0f"),
+    Measure("p95 slip, ms", lambda row: row.slip_ms_p95, ",.1f", None),
+)
 
 
 def _table(caption: str, header: tuple[str, ...], rows: Sequence[TableRow], note: str = "") -> PageTable:
     return PageTable(caption, header, tuple(rows[:MAX_ROWS]), max(0, len(rows) - MAX_ROWS), note)
 
 
-def _requests_text(cell: Cell) -> str:
-    """Return the requests of all runs; after an interrupt with those of the trace."""
-    ended = sum(run.row.n for run in cell.runs)
-    if not cell.is_partial:
-        return f"{ended:,}"
-    planned = sum(run.row.n if run.row.planned is None else run.row.planned for run in cell.runs)
-    return f"{ended:,} of {planned:,}, partial"
+def load_table(cells: Sequence[Cell], source: str) -> PageTable:
+    """Return all policies at one load: means over runs, the best in bold, and counts; unknown measures are left out."""
+    measures = [one for one in MEASURES if any(one.value(cell.mean) is not None for cell in cells)]
+    best = [_best_text([cell.mean for cell in cells if not cell.is_reference], measure) for measure in measures]
+    rows = []
+    for cell in cells:
+        row, texts = cell.mean, [measure.text(cell.mean) for measure in measures]
+        bold = {place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
+        requests = f"{row.n:,} of {row.planned:,}, partial" if row.is_partial else f"{row.n:,}"
+        counts = f"{len(cell.rows):,}", requests, f"{row.errors:,}"
+        rows.append(TableRow(cell.label, (*texts, *counts), frozenset(bold), cell.is_reference))
+    header = ("policy", *(measure.title for measure in measures), "runs", "requests", "errors")
+    return _table(f"load {cells[0].load:.3g}, {source}", header, rows)
 
 
-def _best_text(cells: Sequence[Cell], measure: Measure) -> str | None:
-    """Return the best mean as displayed; None if all read the same."""
-    means = [value for cell in cells if (value := mean(cell, measure)) is not None]
-    if measure.best is None or len({measure.format(value) for value in means}) < 2:
+def _best_text(rows: Sequence[ResultRow], measure: Measure) -> str | None:
+    """Return the best figure as displayed; None if all read the same."""
+    known = [value for row in rows if (value := measure.value(row)) is not None]
+    if measure.best is None or len({format(value, measure.form) for value in known}) < 2:
         return None
-    return measure.format(measure.best(means))
+    return format(measure.best(known), measure.form)
 
 
 def ratio_table(comparison: Comparison) -> PageTable | None:
     """Return ratios to the best baseline of each load, by policy and load; None without a baseline to compare to."""
+    points = {(one.panel, one.policy, one.x): one for one in plots.ratio_points(comparison)}
     rows = []
-    for time_scale, cells in comparison.loads.items():
-        bases = [(measure, best_baseline(cells, measure)) for measure in RATIO_MEASURES]
-        for cell in cells:
-            texts = [text for measure, base in bases for text in _ratio_texts(cell, base, measure)]
-            if any(text != UNKNOWN for text in texts):
-                rows.append(TableRow(cell.label, (load_number(time_scale), *texts), is_reference=cell.is_reference))
-    titles = [measure.title.partition(",")[0] for measure in RATIO_MEASURES]
-    header = [text for title in titles for text in (f"{title} /", "baseline", "95 % interval")]
+    for cell in comparison.cells:
+        own = [points.get((plots.ratio_title(title), cell.label, cell.load)) for title in plots.RATIO_MEASURES]
+        if any(own):
+            texts = [text for point in own for text in _ratio_texts(point)]
+            rows.append(TableRow(cell.label, (f"{cell.load:.3g}", *texts), is_reference=cell.is_reference))
+    names = [title.partition(",")[0] for title in plots.RATIO_MEASURES]
+    header = [text for name in names for text in (f"{name} /", "baseline", "95 % interval")]
     note = (
         "The geometric mean of the ratios of runs with the same seed: not the quotient of the two means above. Of "
         "windows (--windows) a unit of the interval is a window, with the mean over its seeds. "
@@ -411,44 +136,31 @@ def ratio_table(comparison: Comparison) -> PageTable | None:
     return _table("Ratios to the best baseline", ("policy", "load", *header), rows, note) if rows else None
 
 
-def _ratio_texts(cell: Cell, base: Cell | None, measure: Measure) -> tuple[str, str, str]:
+def _ratio_texts(point: plots.PlotPoint | None) -> tuple[str, str, str]:
     """Return ratio, baseline and interval as in `0.880 to 0.945, lower`: the word is the interval's side of 1."""
-    if base is None or cell is base or (found := ratio(cell, base, measure)) is None:
+    if point is None:
         return UNKNOWN, UNKNOWN, UNKNOWN
-    if found.low is None or found.high is None:
-        return f"{found.value:.3f}", base.label, UNKNOWN
-    side = "lower" if found.high < 1 else "higher" if found.low > 1 else "undecided"
-    return f"{found.value:.3f}", base.label, f"{found.low:.3f} to {found.high:.3f}, {side}"
+    if point.low is None or point.high is None:
+        return f"{point.value:.3f}", point.to, UNKNOWN
+    side = "lower" if point.high < 1 else "higher" if point.low > 1 else "undecided"
+    return f"{point.value:.3f}", point.to, f"{point.low:.3f} to {point.high:.3f}, {side}"
 
 
 def share_table(comparison: Comparison) -> PageTable | None:
     """Return the share of requests per replica, by policy and load; None if no row names a replica."""
-    shares = [(time_scale, cell, mean_share(cell)) for time_scale, cell in comparison.placed]
-    shares = [one for one in shares if one[2]]
+    shares = [(cell, share) for cell in comparison.cells if (share := cell.mean.share)]
     total: Counter[str] = Counter()
-    for _, _, share in shares:
+    for _, share in shares:
         total.update(share)
     largest = sorted(sorted(total, key=lambda name: (-total[name], name))[:MAX_REPLICAS])
-    more = len(total) > len(largest)
+    more = ["others"] if len(total) > len(largest) else []
     rows = []
-    for time_scale, cell, share in shares:
+    for cell, share in shares:
         values = [share.get(name, 0.0) for name in largest]
-        values += [sum(share.values()) - sum(values)] if more else []
-        texts = (load_number(time_scale), *(f"{value:.1%}" for value in values))
+        values += [sum(share.values()) - sum(values)] * len(more)
+        texts = (f"{cell.load:.3g}", *(f"{value:.1%}" for value in values))
         rows.append(TableRow(cell.label, texts, is_reference=cell.is_reference))
-    header = ("policy", "load", *largest, *(["others"] if more else []))
-    return _table("Share of requests per replica", header, rows) if rows else None
-
-
-def error_table(comparison: Comparison) -> PageTable | None:
-    """Return errors by kind, policy and load, the most frequent first; None without an error in saved requests."""
-    found: Counter[tuple[str, float, str]] = Counter()
-    for time_scale, cell in comparison.placed:
-        for requests in cell.requests:
-            found.update({(cell.label, time_scale, kind): count for kind, count in requests.errors.items()})
-    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    rows = [TableRow(label, (load_number(scale), kind, f"{count:,}")) for (label, scale, kind), count in ranked]
-    return _table("Errors by kind", ("policy", "load", "error", "requests"), rows) if rows else None
+    return _table("Share of requests per replica", ("policy", "load", *largest, *more), rows) if rows else None
 
 
 def acceptance_log(generations: Sequence[ReportGeneration]) -> PageTable:
@@ -456,25 +168,23 @@ def acceptance_log(generations: Sequence[ReportGeneration]) -> PageTable:
     rows = []
     for one in generations[-MAX_ROWS:]:
         sigma = UNKNOWN if one.sigma is None else f"{one.sigma:.3g}"
-        objectives = (TTFT_P95.format(one.objective_ms), TTFT_P95.format(one.incumbent_objective_ms))
-        cells = (format_weights(one.weights), sigma, *objectives, _decision(one), one.reason or UNKNOWN)
+        objectives = [
+            "-" if value is None else f"{value:,.0f}" for value in (one.objective_ms, one.incumbent_objective_ms)
+        ]
+        cells = (format_weights(one.weights), sigma, *objectives, one.decision, one.reason or UNKNOWN)
         rows.append(TableRow(str(one.number), cells, frozenset({4} if one.accepted else ())))
     header = ("generation", "weights", "sigma", "p95 TTFT, ms", "incumbent's, ms", "decision", "reason")
     return PageTable("Acceptance log", header, tuple(rows), max(0, len(generations) - MAX_ROWS))
 
 
-def _decision(generation: ReportGeneration) -> str:
-    return "accepted" if generation.accepted else "rejected"
-
-
 def policies_csv(comparison: Comparison) -> str:
     """Return every measure of every policy and load as CSV: counts, then means over runs."""
     rows = []
-    for time_scale, cell in comparison.placed:
-        counts = (len(cell.runs), sum(run.row.n for run in cell.runs), sum(run.row.errors for run in cell.runs))
-        rows.append((cell.label, 1 / time_scale, *counts, *(mean(cell, measure) for measure in MEASURES)))
+    for cell in comparison.cells:
+        figures = (measure.value(cell.mean) for measure in MEASURES)
+        rows.append((cell.label, cell.load, len(cell.rows), cell.mean.n, cell.mean.errors, *figures))
     names = [measure.title.replace(",", "").replace("%", "percent").replace(" ", "_") for measure in MEASURES]
-    return csv_text(["policy", "load", "runs", "requests", "errors", *names], rows)
+    return plots.csv_text(["policy", "load", "runs", "requests", "errors", *names], rows)
 
 
 def tuning_csv(generations: Sequence[ReportGeneration]) -> str:
@@ -483,143 +193,92 @@ def tuning_csv(generations: Sequence[ReportGeneration]) -> str:
     rows = []
     for one in generations:
         values = (*map(one.weights.get, weights), one.sigma, one.objective_ms, one.incumbent_objective_ms)
-        rows.append((one.number, *values, _decision(one), one.reason))
+        rows.append((one.number, *values, one.decision, one.reason))
     header = ("generation", *weights, "sigma", "objective_ms", "incumbent_objective_ms", "decision", "reason")
-    return csv_text(header, rows)
+    return plots.csv_text(header, rows)
 
 
-TEMPLATE = "page.html"
-#: The folder beside the page with its plots and figures.
-FILES = "report"
-#: Names in the title; the sections have the others.
-MAX_TITLES = 3
-#: Files named as left out; further ones are counted.
-MAX_LEFT_OUT = 20
-#: Load tables of one comparison.
-MAX_TABLES = 24
+def report(found: ReportInput, *, forms: Sequence[str] = ()) -> tuple[str, dict[str, bytes]]:
+    """Return the page, and by name the files that it links to: tables as CSV, plots as SVG and in other `forms`.
 
-#: What the template reads of one heading.
-Section = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportPages:
-    """The page, and the contents of the files that it links to by name."""
-
-    html: str
-    files: Mapping[str, str] = field(default_factory=dict)
-    pictures: Mapping[str, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class PlotPictures:
-    """Plots in forms beside SVG, by the names of their files."""
-
-    forms: Sequence[str]
-    made: dict[str, bytes] = field(default_factory=dict)
-
-    def draw(self, key: str, plot: Callable[[Layout], Figure]) -> list[str]:
-        """Add a plot in every form; return the names."""
-        files = {f"{key}.{form}": print_document(partial(plot, BROAD), form) for form in self.forms}
-        self.made.update(files)
-        return list(files)
-
-
-def report(found: ReportInput, slos_ms: Sequence[float], *, forms: Sequence[str] = ()) -> ReportPages:
-    """Return the page and its files, plots as SVG and in other `forms`. The same results give the same bytes."""
-    contents: dict[str, str] = {}
-    pictures = PlotPictures(forms)
-    numbers = count(1)
-    sections = [_comparison_section(one, slos_ms, f"{next(numbers)}", contents, pictures) for one in found.comparisons]
-    for path, rows in found.histories.items():
-        sections.append(_tuning_section(path, rows, f"{next(numbers)}", contents, pictures))
-    titles = "; ".join(_first([section["title"] for section in sections], MAX_TITLES))
-    html = render_page(f"GORGO report: {titles}", sections, left_out=_first(found.left_out, MAX_LEFT_OUT))
-    return ReportPages(html, contents, pictures.made)
+    The same results give the same bytes.
+    """
+    sections = [_comparison_section(one, f"{key}", forms) for key, one in enumerate(found.comparisons, start=1)]
+    for key, (path, rows) in enumerate(found.histories.items(), start=len(sections) + 1):
+        sections.append(_tuning_section(path, rows, f"{key}", forms))
+    titles = [section["title"] for section in sections]
+    titles[MAX_TITLES:] = [f"{len(titles) - MAX_TITLES} more"] if len(titles) > MAX_TITLES else []
+    html = render_page(f"GORGO report: {'; '.join(titles)}", sections, left_out=found.left_out)
+    parts = [part for section in sections for part in (*section["plots"], section)]
+    return html, {name: content for part in parts for name, content in part["files"].items()}
 
 
 def render_page(
     title: str, sections: Sequence[Section], *, left_out: Sequence[str] = (), footnotes: bool = True
 ) -> str:
-    """Return a page. `footnotes` explain the measures of comparisons."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    """Return a page, with all text escaped except our own SVG. `footnotes` explain the measures of comparisons."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
+    )
     template = environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
         title=title, sections=sections, left_out=left_out, folder=FILES, version=__version__, footnotes=footnotes
     )
 
 
-def _first(texts: Sequence[str], count: int) -> list[str]:
-    more = len(texts) - count
-    return [*texts[:count], *([f"{more} more"] if more > 0 else [])]
+def _printable(value: object) -> object:
+    return printable_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _comparison_section(
-    comparison: Comparison,
-    slos_ms: Sequence[float],
-    key: str,
-    contents: dict[str, str],
-    pictures: PlotPictures,
-) -> Section:
+def _comparison_section(comparison: Comparison, key: str, forms: Sequence[str]) -> Section:
     """Return the section of one trace. `key` is unique in the page: ids and file names begin with it."""
-    tables = [load_table(comparison, time_scale) for time_scale in list(comparison.loads)[:MAX_TABLES]]
-    more = (ratio_table(comparison), share_table(comparison), error_table(comparison))
+    tables = [load_table(cells, comparison.source) for cells in comparison.loads.values()]
     notes = []
     if comparison.settings > 1:
         notes.append(
             f"One of {comparison.settings} settings of this trace: fleet, limits, filters or version differ, so the "
             "runs of one are neither averaged nor paired with those of another."
         )
-    interrupted = list(dict.fromkeys(cell.label for cell in comparison.cells if cell.is_partial))
-    if interrupted:
-        names = ", ".join(_first(interrupted, MAX_TITLES))
+    if interrupted := dict.fromkeys(cell.label for cell in comparison.cells if cell.mean.is_partial):
+        names = ", ".join(interrupted)
         notes.append(f"Partial: a run was interrupted; its figures are of the requests that had ended ({names}).")
-    if len(comparison.loads) > MAX_TABLES:
-        notes.append(f"{MAX_TABLES} of {len(comparison.loads)} loads have a table.")
-    name = f"{key}-policies.csv"
-    plots = [_plot(plan, f"{key}-{plan.key}", contents, pictures) for plan in comparison_plots(comparison, slos_ms)]
-    contents[name] = policies_csv(comparison)
     return {
         "title": comparison.title,
         "note": " ".join(notes),
-        "tables": [*tables, *filter(None, more)],
-        "plots": plots,
-        "files": (name,),
+        "tables": [*tables, *filter(None, (ratio_table(comparison), share_table(comparison)))],
+        "plots": [_comparison_plot(kind, comparison, key, forms) for kind in plots.PLOTS],
+        "files": {f"{key}-policies.csv": policies_csv(comparison).encode()},
     }
 
 
-def _tuning_section(
-    path: str,
-    generations: Sequence[ReportGeneration],
-    key: str,
-    contents: dict[str, str],
-    pictures: PlotPictures,
-) -> Section:
-    note = "" if generations else "Left out: there is no generation."
-    draw = partial(tuning_plot, generations) if generations else None
-    plan = PlannedPlot("tuning", "Weights, sigma and objective", note, draw)
-    plot = _plot(plan, f"{key}-{plan.key}", contents, pictures, tuning_csv(generations))
-    return {
-        "title": f"Tuning: {path}",
-        "note": "",
-        "tables": [acceptance_log(generations)],
-        "plots": [plot],
-        "files": (),
-    }
+def _comparison_plot(kind: plots.PlotKind, comparison: Comparison, key: str, forms: Sequence[str]) -> Section:
+    title, points = f"{kind.title}, {comparison.source}", kind.points(comparison)
+    if not points:
+        return _left_out(title, kind.empty)
+    names, drawn = {point.panel for point in points}, plots.drawn_panels(points)
+    cut = f"{len(drawn)} of {len(names)} loads are drawn." if len(drawn) < len(names) else ""
+    plot = _plot(title, f"{key}-{kind.key}", partial(kind.draw, comparison, points), kind.csv(points), forms)
+    return plot | {"note": kind.note or cut}
 
 
-def _plot(
-    plan: PlannedPlot, key: str, contents: dict[str, str], pictures: PlotPictures, table: str = ""
-) -> dict[str, object]:
-    """Draw a plot for broad and narrow screens, and add its files; without a drawing its note has the reason."""
-    if plan.draw is None:
-        return {"title": plan.title, "note": plan.note, "broad": None, "files": ()}
+def _tuning_section(path: str, generations: Sequence[ReportGeneration], key: str, forms: Sequence[str]) -> Section:
+    title, draw = "Weights, sigma and objective", partial(plots.tuning_plot, generations)
+    plot = _plot(title, f"{key}-tuning", draw, tuning_csv(generations), forms) if generations else None
+    shown, tables = [plot or _left_out(title, "there is no generation")], [acceptance_log(generations)]
+    return {"title": f"Tuning: {path}", "note": "", "tables": tables, "plots": shown, "files": {}}
+
+
+def _left_out(title: str, reason: str) -> Section:
+    return {"title": title, "note": f"Left out: {reason}.", "broad": None, "files": {}}
+
+
+def _plot(title: str, key: str, draw: Callable[[Layout], Figure], table: str, forms: Sequence[str]) -> Section:
+    """Return a plot for broad and narrow screens with its files."""
     drawn = {
-        name: svg_document(partial(plan.draw, layout), key=name)
+        name: svg_document(partial(draw, layout), key=name)
         for name, layout in ((key, BROAD), (f"{key}-narrow", NARROW))
     }
-    broad, narrow = (Markup(svg_element(text, key=name, title=plan.title)) for name, text in drawn.items())
-    files = {f"{key}.svg": drawn[key], f"{key}.csv": table if plan.series is None else plan.series.csv()}
-    contents |= files
-    names = [*files, *pictures.draw(key, plan.draw)]
-    return {"title": plan.title, "note": plan.note, "broad": broad, "narrow": narrow, "files": names}
+    broad, narrow = (Markup(svg_element(text, key=name, title=title)) for name, text in drawn.items())
+    contents = {f"{key}.svg": drawn[key].encode(), f"{key}.csv": table.encode()}
+    contents |= {f"{key}.{form}": plot_file(partial(draw, BROAD), form) for form in forms}
+    return {"title": title, "note": "", "broad": broad, "narrow": narrow, "files": contents}

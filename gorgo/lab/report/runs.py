@@ -1,129 +1,106 @@
-"""Runs, grouped into the comparisons that tables and plots show, and the measures of a group.
+"""Result files below a folder, and their runs in the groups that tables and plots show.
 
-A **run** is one result row with the requests behind it. A **cell** is all runs of one policy at one load, one per seed.
-A **comparison** is all runs on one trace (whose name has the scenario of a simulation) from one source in one setting,
-so unlike fleets or limits are neither averaged nor paired. Runs are paired by seed and repetition of it, and rows of
-windows of a run by these and the window, which is then the unit of an interval.
-`simulate.compare` owns the arithmetic of a ratio.
+A **cell** is all runs of one policy at one load, one per seed. A **comparison** is all runs on one trace (whose name
+has the scenario of a simulation) from one source in one setting, so unlike fleets or limits are neither averaged nor
+paired. `simulate.compare` owns the arithmetic of means and ratios.
+
+A requests.jsonl belongs to the only row of the results.json beside it, or to the first of the windows of one run.
+`gorgo demo` writes each row twice: into the folder of all policies and into the policy's own folder. Of such equal
+rows the one with requests is used. A simulated run is determined by its digest, so a second one is a copy wherever it
+lies, and no replicate; equal rows of earlier versions, which have no digest, are copies as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
+from pathlib import Path
+from reprlib import repr as shortened
+from typing import Annotated, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Strict
+from pydantic import Strict, TypeAdapter, ValidationError
+from rich.progress import BarColumn, TimeRemainingColumn
 
 from gorgo.core.numeric import Floats
-from gorgo.lab.results import Count, Number, ResultRow, percent
-from gorgo.lab.simulate.compare import Ratio, ratio_of_units
-from gorgo.policies.registry import BASELINES
+from gorgo.errors import ReportError
+from gorgo.lab.progress import progress_display
+from gorgo.lab.request_log import read_lines
+from gorgo.lab.results import Amount, Count, Number, ResultRow, rows_as_json
+from gorgo.lab.simulate.compare import mean_row
+from gorgo.policies.registry import POLICIES
 
 #: Rows that no proxy can run, see `gorgo.lab.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "pinned", "floor")
+RESULTS, REQUESTS, HISTORY = "results.json", "requests.jsonl", "history.json"
+#: results.json and history.json are lists of small rows; a larger file is another kind of file.
+MAX_BYTES = 256 * 2**20
+#: Why a row does not count.
+COPY = "copies of simulated runs that count already: equal digests count once"
+UNLIKE = "digests of runs that count already, with other figures: the code changed between them; run both again"
 
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """The requests of one run: their number, TTFT of those that succeeded, errors by kind without details.
-
-    Parameters
-    ----------
-    input_tokens, region:
-        Of each request in `ttft_ms`: prompt length (NaN if unknown), and region of the replica (empty if unknown).
-    """
-
-    count: int
-    ttft_ms: Floats
-    errors: Mapping[str, int]
-    input_tokens: Floats = field(default_factory=lambda: np.empty(0))
-    region: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One result row, the requests behind it if they were saved, and which repetition of its seed it is."""
-
-    row: ResultRow
-    requests: Requests | None = None
-    repetition: int = 0
-
-    @property
-    def pair(self) -> tuple[int, int, int | None]:
-        """Identify the random numbers: runs of two policies with the same pair had the same ones, in a window."""
-        return self.row.seed, self.repetition, self.row.window
+T = TypeVar("T")
+#: A row, and the TTFT of the run's requests that succeeded, if they were saved.
+Run = tuple[ResultRow, Floats | None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One policy (with one weight set) at one load: a run per seed."""
+    """One policy (with one weight set) at one load.
+
+    `rows` are by seed, repetition of the seed, and window: runs of two policies with the same had the same random
+    numbers. `ttft_ms` has the requests that succeeded, for each run whose requests were saved.
+    """
 
     label: str
-    policy: str
-    runs: tuple[Run, ...]
+    rows: Mapping[tuple[int, int, int | None], ResultRow]
+    ttft_ms: tuple[Floats, ...] = ()
+
+    @cached_property
+    def mean(self) -> ResultRow:
+        """The mean of each figure over the rows that know it; counts are sums."""
+        return mean_row([*self.rows.values()])
+
+    @property
+    def load(self) -> float:
+        return 1 / self.mean.time_scale
 
     @property
     def is_reference(self) -> bool:
-        return self.policy in REFERENCES
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether a run was interrupted."""
-        return any(run.row.is_partial for run in self.runs)
-
-    @property
-    def requests(self) -> list[Requests]:
-        return [run.requests for run in self.runs if run.requests is not None]
-
-    @cached_property
-    def ttft_ms(self) -> Floats:
-        """TTFT of all requests of all runs that succeeded."""
-        return np.concatenate([np.empty(0), *(requests.ttft_ms for requests in self.requests)])
+        return self.mean.policy in REFERENCES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """All runs on one trace from one source, live or simulated, in one setting.
+    """All runs on one trace from one source, live or simulated, in one of `settings` that this trace has.
 
-    Parameters
-    ----------
-    loads:
-        Cells by time_scale, the highest load (least time_scale) last; cells in policy order, references last.
-    setting:
-        As in the rows.
-    settings:
-        How many settings this trace has from this source; each has a comparison.
+    `cells` are in order of load, the highest last, then of policies, references last.
     """
 
-    trace: str
+    title: str
     source: str
-    loads: Mapping[float, tuple[Cell, ...]]
-    setting: str | None = None
+    cells: tuple[Cell, ...]
     settings: int = 1
 
     @property
-    def title(self) -> str:
-        of = f", setting {self.setting or 'unknown'}" if self.settings > 1 else ""
-        return f"{self.trace}, {self.source}{of}"
-
-    @property
-    def cells(self) -> list[Cell]:
-        return [cell for _, cell in self.placed]
-
-    @property
-    def placed(self) -> list[tuple[float, Cell]]:
-        """Return each cell with its time_scale."""
-        return [(time_scale, cell) for time_scale, cells in self.loads.items() for cell in cells]
+    def loads(self) -> dict[float, list[Cell]]:
+        found: dict[float, list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.load, []).append(cell)
+        return found
 
     @property
     def labels(self) -> list[str]:
-        """Return every policy, in order of first appearance, references last."""
-        cells = sorted(self.cells, key=lambda cell: cell.is_reference)
-        return list(dict.fromkeys(cell.label for cell in cells))
+        """Return every policy in order of first appearance, references last."""
+        return list(dict.fromkeys(cell.label for cell in sorted(self.cells, key=lambda cell: cell.is_reference)))
+
+    @property
+    def references(self) -> list[str]:
+        return list(dict.fromkeys(cell.label for cell in self.cells if cell.is_reference))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,126 +119,185 @@ class ReportGeneration:
     accepted: Annotated[bool, Strict()]
     reason: str | None
 
+    @property
+    def decision(self) -> str:
+        return "accepted" if self.accepted else "rejected"
+
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
     """All results below a folder: comparisons, tuning histories by path, and each file left out with its reason."""
 
-    comparisons: tuple[Comparison, ...]
-    histories: Mapping[str, tuple[ReportGeneration, ...]] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    comparisons: Sequence[Comparison]
+    histories: Mapping[str, Sequence[ReportGeneration]] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
 
-def compare(runs: Sequence[Run], *, order: Sequence[str]) -> tuple[Comparison, ...]:
-    """Group runs into comparisons. Policies are in the given `order`, then others by name, then references."""
-    groups: dict[tuple[str, str], dict[str, list[Run]]] = {}
-    for run in runs:
-        settings = groups.setdefault((run.row.trace, run.row.source), {})
-        settings.setdefault(run.row.setting or "", []).append(run)
-    return tuple(
-        Comparison(trace, source, _loads(of, order), setting or None, len(settings))
-        for (trace, source), settings in sorted(groups.items())
-        for setting, of in sorted(settings.items())
+@dataclass(frozen=True, slots=True)
+class _RequestLine:
+    """The keys of a line of requests.jsonl that the report uses."""
+
+    ttft_ms: Amount | None
+    error: str | None
+
+
+_ROWS, _GENERATIONS = TypeAdapter(list[ResultRow]), TypeAdapter(list[ReportGeneration])
+_LINE = TypeAdapter(_RequestLine)
+
+
+def find_results(folder: Path, *, policies: Sequence[str] = ()) -> ReportInput:
+    """Read all result files in a folder and below it, of `policies` alone if any are named.
+
+    Raises `ReportError` if there are none, for the first damaged file, and for a policy without a run.
+    """
+    if not folder.is_dir():
+        raise ReportError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
+    results, requests, histories = (
+        sorted(path for path in folder.rglob(name) if path.is_file()) for name in (RESULTS, REQUESTS, HISTORY)
+    )
+    if not results and not histories:
+        raise ReportError(f"{folder}: no {RESULTS} and no {HISTORY} in it or below; expected what --out DIR wrote")
+    left_out: list[str] = []
+    runs = _read_runs(results, left_out)
+    ran = dict.fromkeys(str(row.policy) for row, _ in runs)
+    if missing := [name for name in policies if name not in ran]:
+        raise ReportError(f"{folder}: no run of {missing[0]!r}; there are: {', '.join(ran)}")
+    alone = [path for path in requests if not path.with_name(RESULTS).exists()]
+    left_out += [f"{path}: no {RESULTS} beside it: the run did not end" for path in alone]
+    return ReportInput(
+        compare([run for run in runs if not policies or run[0].policy in policies]),
+        {str(path.relative_to(folder)): read_history(path) for path in histories},
+        left_out,
     )
 
 
-def _loads(runs: Sequence[Run], order: Sequence[str]) -> dict[float, tuple[Cell, ...]]:
-    weights: dict[str | None, set[str]] = {}
-    for run in runs:
-        weights.setdefault(run.row.policy, set()).add(format_weights(run.row.weights))
-    cells: dict[float, dict[str, list[Run]]] = {}
-    for run in runs:
-        name = run.row.policy or "unnamed policy"
-        label = f"{name} ({format_weights(run.row.weights)})" if len(weights[run.row.policy]) > 1 else name
-        cells.setdefault(run.row.time_scale, {}).setdefault(label, []).append(run)
-    places = {name: place for place, name in enumerate(order)}
+def _read_runs(results: Sequence[Path], left_out: list[str]) -> list[Run]:
+    """Return runs, deepest path first, so that a row with requests precedes its copy above; add what is left out."""
+    runs: list[Run] = []
+    folders: dict[str, set[Path]] = defaultdict(set)
+    #: The row that counts, by digest.
+    simulated: dict[str, str] = {}
+    with progress_display("reading results", len(results), BarColumn(), TimeRemainingColumn(), transient=True) as shown:
+        for path in sorted(results, key=lambda path: -len(path.parts)):
+            rows = read_results(path)
+            ttft_ms = _ttft_beside(path, rows, left_out)
+            repeated = Counter[str]()
+            for number, row in enumerate(rows):
+                text = rows_as_json([row])
+                if any(path.parent in folder.parents for folder in folders[text]):
+                    continue
+                folders[text].add(path.parent)
+                digest = row.digest or text
+                if row.source == "simulated" and digest in simulated:
+                    repeated[COPY if simulated[digest] == text else UNLIKE] += 1
+                    continue
+                simulated[digest] = text
+                runs.append((row, ttft_ms if number == 0 else None))
+            left_out += [f"{path}: {count} {reason}" for reason, count in repeated.items()]
+            shown.advance()
+    return runs
 
-    def rank(cell: Cell) -> tuple[bool, int, str]:
-        return cell.is_reference, places.get(cell.policy, len(places)), cell.label
 
-    return {
-        time_scale: tuple(sorted((_cell(label, runs) for label, runs in cells[time_scale].items()), key=rank))
-        for time_scale in sorted(cells, reverse=True)
-    }
+def _ttft_beside(path: Path, rows: Sequence[ResultRow], left_out: list[str]) -> Floats | None:
+    """Return the TTFT of the requests saved beside a results.json; None without such, or if they are of no row."""
+    beside = path.with_name(REQUESTS)
+    if not beside.is_file():
+        return None
+    is_one_run = len({(row.policy, row.seed, row.time_scale) for row in rows}) == 1
+    if not is_one_run or len({row.window for row in rows}) != len(rows):
+        left_out.append(f"{beside}: belongs to no row, because the {RESULTS} beside it has {len(rows)}")
+        return None
+    count, ttft_ms = read_requests(beside)
+    if count != (n := sum(row.n for row in rows)):
+        raise ReportError(f"{beside}: {count} lines, but n is {n} in {RESULTS}: they are of different runs")
+    return ttft_ms
+
+
+def read_results(path: Path) -> list[ResultRow]:
+    return _read_list(path, _ROWS)
+
+
+def read_history(path: Path) -> list[ReportGeneration]:
+    return _read_list(path, _GENERATIONS)
+
+
+def _read_list(path: Path, adapter: TypeAdapter[T]) -> T:
+    if path.stat().st_size > MAX_BYTES:
+        raise ReportError(f"{path}: larger than {MAX_BYTES // 2**20} MB; expected a results file")
+    return _checked(adapter, path.read_bytes(), f"{path}", each=", row ")
+
+
+def read_requests(path: Path) -> tuple[int, Floats]:
+    """Return the number of requests, and the TTFT of those that succeeded. Raises `ReportError` and `TraceError`."""
+    ttft_ms, count = array("d"), 0
+    for number, line in enumerate(read_lines(path, "requests of a run"), start=1):
+        if not line.isspace():
+            request = _checked(_LINE, line, f"{path}, line {number}")
+            count += 1
+            if request.error is None and request.ttft_ms is not None:
+                ttft_ms.append(request.ttft_ms)
+    return count, np.array(ttft_ms)
+
+
+def _checked(adapter: TypeAdapter[T], data: bytes, place: str, *, each: str = "") -> T:
+    """Return checked JSON; an error names the place (of a list, `each` with a number), key, value and expectation."""
+    try:
+        value = json.loads(data)  # pydantic's own reader refuses names of files that are no text
+        if each and isinstance(value, dict):  # as `gorgo history --json` prints it
+            value = value.get("generations", value)
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        keys = [*map(str, fault["loc"])]
+        if each and keys:
+            place += f"{each}{int(keys.pop(0)) + 1}"
+        found = "missing" if fault["type"] == "missing" else shortened(fault["input"])
+        expected = "expected a JSON object" if fault["type"] == "dataclass_type" else fault["msg"].lower()
+        raise ReportError(f"{place}: {'.'.join(keys)}{' is ' if keys else ''}{found}; {expected}") from None
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{place}: not JSON ({error})") from None
+
+
+def compare(runs: Sequence[Run]) -> list[Comparison]:
+    """Group runs into comparisons, one per trace, source and setting."""
+    groups: dict[tuple[str, str], dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for row, ttft_ms in runs:
+        groups[row.trace, row.source][row.setting or ""].append((row, ttft_ms))
+    comparisons = []
+    for (trace, source), settings in sorted(groups.items()):
+        for setting, own in sorted(settings.items()):
+            more = f", setting {setting or 'unknown'}" if len(settings) > 1 else ""
+            comparisons.append(Comparison(f"{trace}, {source}{more}", source, _cells(own), len(settings)))
+    return comparisons
+
+
+def _cells(runs: Sequence[Run]) -> tuple[Cell, ...]:
+    """Return a cell per load and policy: policies as the reference lists them, then others, then references."""
+    weights: dict[str | None, set[str]] = defaultdict(set)
+    for row, _ in runs:
+        weights[row.policy].add(format_weights(row.weights))
+    groups: dict[tuple[float, str], list[Run]] = defaultdict(list)
+    for row, ttft_ms in runs:
+        label = row.policy or "unnamed policy"
+        label += f" ({format_weights(row.weights)})" if len(weights[row.policy]) > 1 else ""
+        groups[row.time_scale, label].append((row, ttft_ms))
+    places = {name: place for place, name in enumerate(POLICIES)}
+
+    def rank(cell: Cell) -> tuple[float, bool, int, str]:
+        return cell.load, cell.is_reference, places.get(cell.mean.policy or "", len(places)), cell.label
+
+    return tuple(sorted((_cell(label, own) for (_, label), own in groups.items()), key=rank))
 
 
 def _cell(label: str, runs: Sequence[Run]) -> Cell:
-    numbered, repetitions = [], dict[tuple[int, int | None], int]()
-    for run in runs:
-        place = run.row.seed, run.row.window
-        repetition = repetitions.get(place, 0)
-        repetitions[place] = repetition + 1
-        numbered.append(Run(run.row, run.requests, repetition))
-    return Cell(label, runs[0].row.policy or label, tuple(numbered))
+    rows: dict[tuple[int, int, int | None], ResultRow] = {}
+    repetitions = Counter[tuple[int, int | None]]()
+    for row, _ in runs:
+        rows[row.seed, repetitions[row.seed, row.window], row.window] = row
+        repetitions[row.seed, row.window] += 1
+    return Cell(label, rows, tuple(ttft_ms for _, ttft_ms in runs if ttft_ms is not None))
 
 
 def format_weights(weights: Mapping[str, float] | None) -> str:
     """Return weights as in `w_rtt 0.5, w_queue 0.1`."""
     return ", ".join(f"{name} {value:g}" for name, value in (weights or {}).items()) or "weights unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A figure of a row: its title, its number format, and whether less, more or neither is better."""
-
-    title: str
-    value: Callable[[ResultRow], float | None]
-    form: str
-    best: Callable[[Sequence[float]], float] | None = min
-
-    def format(self, value: float | None) -> str:
-        return "-" if value is None else format(value, self.form)
-
-    def known(self, cell: Cell) -> list[float]:
-        """Return the figure of each run in which it is known."""
-        return [value for run in cell.runs if (value := self.value(run.row)) is not None]
-
-
-TTFT_P95 = Measure("p95 TTFT, ms", lambda row: row.ttft_ms.p95, ",.0f")
-E2E_P95 = Measure("p95 E2E, s", lambda row: row.e2e_s.p95, ",.2f")
-#: What ratios and the plot against load are of.
-RATIO_MEASURES = (TTFT_P95, E2E_P95)
-#: The columns of a load's table.
-MEASURES = (
-    Measure("p50 TTFT, ms", lambda row: row.ttft_ms.p50, ",.0f"),
-    TTFT_P95,
-    Measure("p99 TTFT, ms", lambda row: row.ttft_ms.p99, ",.0f"),
-    Measure("p50 E2E, s", lambda row: row.e2e_s.p50, ",.2f"),
-    E2E_P95,
-    Measure("p95 ITL, ms", lambda row: row.itl_ms.p95, ",.0f"),
-    Measure("cache hit, %", lambda row: percent(row.cache_hit), ".1f", max),
-    Measure("estimated, %", lambda row: percent(row.cache_hit_estimated), ".1f", None),
-    Measure("p50 prediction error, ms", lambda row: row.prediction_error_ms.p50, ",.0f"),
-    Measure("p95 slip, ms", lambda row: row.slip_ms_p95, ",.1f", None),
-)
-
-
-def mean(cell: Cell, measure: Measure) -> float | None:
-    """Return the mean over the runs in which the measure is known; None without one."""
-    known = measure.known(cell)
-    return sum(known) / len(known) if known else None
-
-
-def mean_share(cell: Cell) -> dict[str, float]:
-    """Return the share of requests per replica, by name: the mean over the runs that have shares."""
-    known = [run.row.share for run in cell.runs if run.row.share]
-    names = sorted({name for share in known for name in share})
-    return {name: sum(share.get(name, 0.0) for share in known) / len(known) for name in names}
-
-
-def ratio(cell: Cell, to: Cell, measure: Measure) -> Ratio | None:
-    """Return the ratio of paired runs; None without a pair in which the measure is known and positive."""
-    others = {run.pair: measure.value(run.row) for run in to.runs}
-    return ratio_of_units((run.row.window, measure.value(run.row), others.get(run.pair)) for run in cell.runs)
-
-
-def best_baseline(cells: Sequence[Cell], measure: Measure) -> Cell | None:
-    """Return the paper's baseline with the least mean; None without one."""
-    means = [(value, cell) for cell in cells if cell.policy in BASELINES and (value := mean(cell, measure)) is not None]
-    return min(means, key=lambda one: one[0])[1] if means else None
-
-
-def mean_quantiles(samples: Sequence[Floats], levels: Sequence[float]) -> list[float]:
-    """Return the mean over runs of each run's quantile, which is what a table shows; NaN without a sample."""
-    known = [np.quantile(values, levels) for values in samples if len(values)]
-    return np.mean(known, axis=0).tolist() if known else [float("nan")] * len(levels)

@@ -32,12 +32,17 @@ _MARKERS = "os^vDPX<>hp*d8"
 PANEL_HEIGHT = 2.9
 #: Longer names are cut in plots; tables have them whole.
 MAX_NAME = 44
-#: Of a picture in a document.
-PNG_DPI = 80
+#: Of a picture for print, and of one in a document.
+PRINT_DPI, PNG_DPI = 300, 80
 #: Of the span of a load axis; nearer labels overlap.
 MIN_TICK_DISTANCE = 0.07
 #: On a shorter logarithmic axis there are too few powers of ten and their simple multiples for ticks.
 NARROW_DECADES = 0.8
+
+#: Controls but line ends, marks of direction, lone surrogates.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 
 RC: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -95,8 +100,18 @@ def _style(colour: str, n: int, *, is_reference: bool = False) -> LineStyle:
     return LineStyle(colour, _DASHES[n % len(_DASHES)], _MARKERS[n % len(_MARKERS)], is_reference)
 
 
+def printable_text(text: str) -> str:
+    """Return a text with escapes in the place of what no page or drawing may contain.
+
+    >>> printable_text("a\\x1b\\u202eb")
+    'a\\\\x1b\\\\u202eb'
+    """
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def short_name(label: str, longest: int = MAX_NAME) -> str:
     """Return a label for a plot: cut, and without an underscore at its start, which hides it from the legend."""
+    label = printable_text(label)
     cut = label if len(label) <= longest else label[: longest - 1] + "…"
     return f" {cut}" if cut.startswith("_") else cut
 
@@ -152,35 +167,26 @@ def set_log_ticks(panel: Axes, which: str) -> None:
 _SURROUNDINGS = re.compile(r'^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>|(?<=<g) id="[^"]*"', re.DOTALL)
 
 
-def svg_document(draw: Callable[[], Figure], *, key: str) -> str:
-    """Return the figure as an SVG file; the same figure and `key` give the same bytes."""
-    text = io.StringIO()
+def plot_file(draw: Callable[[], Figure], form: str, *, key: str = "gorgo", dpi: float = PRINT_DPI) -> bytes:
+    """Return the figure as an SVG, PNG or PDF file; the same figure and `key` give the same bytes."""
+    file = io.BytesIO()
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
     with mpl.rc_context(RC | {"svg.hashsalt": key}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser's fonts have it
-        draw().savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
-
-
-def png_document(draw: Callable[[], Figure]) -> bytes:
-    """Return the figure as a PNG file of 32 colours."""
-    drawn, file = io.BytesIO(), io.BytesIO()
-    with mpl.rc_context(RC):
-        draw().savefig(drawn, format="png", dpi=PNG_DPI)
-    Image.open(drawn).convert("RGB").quantize(32).save(file, format="png", optimize=True)
+        draw().savefig(file, format=form, dpi="figure" if form == "svg" else dpi, metadata=metadata)
     return file.getvalue()
 
 
-#: Of a picture for print.
-PRINT_DPI = 300
+def svg_document(draw: Callable[[], Figure], *, key: str) -> str:
+    """Return the figure as the text of an SVG file."""
+    return plot_file(draw, "svg", key=key).decode()
 
 
-def print_document(draw: Callable[[], Figure], form: str) -> bytes:
-    """Return the figure as a PNG or PDF file for print; the same figure gives the same bytes."""
+def png_document(draw: Callable[[], Figure]) -> bytes:
+    """Return the figure as a PNG file of 32 colours, for a document."""
     file = io.BytesIO()
-    metadata = {"CreationDate": None} if form == "pdf" else {}
-    with mpl.rc_context(RC), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        draw().savefig(file, format=form, dpi=PRINT_DPI, metadata=metadata)
+    drawn = Image.open(io.BytesIO(plot_file(draw, "png", dpi=PNG_DPI)))
+    drawn.convert("RGB").quantize(32).save(file, format="png", optimize=True)
     return file.getvalue()
 
 
