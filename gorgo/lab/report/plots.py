@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,8 +28,6 @@ from gorgo.policies.registry import BASELINES
 
 #: What ratios and the plot against load are of.
 RATIO_MEASURES = {"p95 TTFT, ms": ttft_ms_p95, "p95 E2E, s": e2e_s_p95}
-#: Loads of the tail plot that are readable in one figure; its CSV file has all.
-MAX_PANELS = 4
 #: Weights that get a panel; a policy has two or three that are tuned.
 MAX_WEIGHTS = 8
 #: Fractions of requests of the tail plot: dense on a logarithmic axis.
@@ -40,6 +39,12 @@ GROUP_WIDTH = 0.76
 #: Factor beyond the ratios at which bars are cut: an interval of two runs may span three decades.
 RATIO_MARGIN = 1.6
 LOAD_AXIS = "load relative to the trace's own"
+
+#: A figure, and of each panel its title and the points of each policy with its style.
+Drawing = tuple[Figure, list[tuple[Axes, str, list[tuple[LineStyle, list["PlotPoint"]]]]]]
+#: Generations with a value and whether it was accepted, and those with an effective value.
+Tried = Sequence[tuple[int, float, bool]]
+Steps = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ def tail_points(comparison: Comparison) -> list[PlotPoint]:
 
 def load_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layout = BROAD) -> Figure:
     """Draw a panel per measure against the load, with bars from the lowest to the highest run."""
-    figure, drawn = _figure(comparison, points, layout, LOAD_AXIS, 3.6)
+    figure, drawn = _figure(comparison, points, layout, LOAD_AXIS, height=3.6)
     for panel, title, curves in drawn:
         for line, own in curves:
             x = [point.x for point in own]
@@ -128,7 +133,7 @@ def load_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layou
 
 def ratio_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layout = BROAD) -> Figure:
     """Draw each policy at its own place within a load, with thin lines between loads; a bar at 1 is undecided."""
-    figure, drawn = _figure(comparison, points, layout, LOAD_AXIS, 3.4, sharey=True)
+    figure, drawn = _figure(comparison, points, layout, LOAD_AXIS, height=3.4, sharey=True)
     places = {load: place for place, load in enumerate(sorted({point.x for point in points}))}
     for panel, title, curves in drawn:
         panel.axhline(1, color="#555555", linewidth=1)
@@ -150,7 +155,7 @@ def ratio_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layo
 
 def tail_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layout = BROAD) -> Figure:
     """Draw the fraction of requests slower than a TTFT, a panel per load; both axes are logarithmic."""
-    figure, drawn = _figure(comparison, points, layout, "TTFT, ms (log scale)", 2.9, sharey=True)
+    figure, drawn = _figure(comparison, points, layout, "TTFT, ms (log scale)", sharey=True)
     for panel, load, curves in drawn:
         panel.axhline(0.05, color="#aaaaaa", linewidth=0.8)
         for line, own in curves:
@@ -168,51 +173,31 @@ def tail_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layou
     return figure
 
 
-#: A panel, its title, and the points of each policy with its style.
-Drawn = tuple[Axes, str, list[tuple[LineStyle, list[PlotPoint]]]]
+def _draw_bars(panel: Axes, x: Sequence[float], points: Sequence[PlotPoint], line: LineStyle, **more: Any) -> None:
+    """Draw values with their bars; `more` are further options of matplotlib."""
+    below = [0.0 if point.low is None else max(0.0, point.value - point.low) for point in points]
+    above = [0.0 if point.high is None else max(0.0, point.high - point.value) for point in points]
+    more |= {"color": line.colour, "marker": line.marker, "markersize": 5, "zorder": 3 - line.is_reference}
+    if points:
+        panel.errorbar(x, [point.value for point in points], yerr=[below, above], **more)
 
 
-def _figure(
-    comparison: Comparison,
-    points: Sequence[PlotPoint],
-    layout: Layout,
-    axis: str,
-    height: float,
-    *,
-    sharey: bool = False,
-) -> tuple[Figure, list[Drawn]]:
-    """Return a figure with a panel per name in the points, still empty, and what is to be drawn in each."""
-    titles = drawn_panels(points)
-    figure, axes = style.panels(len(titles), layout, height=height, sharey=sharey)
-    lines = style.line_styles(comparison.labels, comparison.references)
-    policies = {point.policy for point in points}
-    shown = [(label, line) for label, line in lines.items() if label in policies]
+def _figure(comparison: Comparison, points: Sequence[PlotPoint], layout: Layout, axis: str, **more: Any) -> Drawing:
+    """Return a figure with an empty panel per name in the points; `more` are further options of `style.panels`."""
+    titles = list(dict.fromkeys(point.panel for point in points))
+    figure, axes = style.panels(len(titles), layout, **more)
     for panel in axes:
         panel.set_xlabel(axis)
         panel.tick_params(labelbottom=True)
-    style.add_legend(figure, [line.line(label) for label, line in shown])
-    own = [
-        [(line, [point for point in points if (point.panel, point.policy) == (title, label)]) for label, line in shown]
-        for title in titles
-    ]
-    return figure, [*zip(axes, titles, own, strict=True)]
-
-
-def drawn_panels(points: Sequence[PlotPoint]) -> list[str]:
-    """Return the names that get a panel: all, or `MAX_PANELS` spread evenly with both ends."""
-    names = list(dict.fromkeys(point.panel for point in points))
-    places = np.linspace(0, len(names) - 1, min(len(names), MAX_PANELS))
-    return [names[round(place)] for place in places]
-
-
-def _draw_bars(panel: Axes, x: Sequence[float], points: Sequence[PlotPoint], line: LineStyle, **more: object) -> None:
-    """Draw values with their bars; `more` are further options of matplotlib."""
-    if not points:
-        return
-    below = [0.0 if point.low is None else max(0.0, point.value - point.low) for point in points]
-    above = [0.0 if point.high is None else max(0.0, point.high - point.value) for point in points]
-    options = {"color": line.colour, "marker": line.marker, "markersize": 5, "zorder": 3 - line.is_reference, **more}
-    panel.errorbar(x, [point.value for point in points], yerr=[below, above], **options)  # type: ignore[arg-type]
+    references = [cell.label for cell in comparison.cells if cell.is_reference]
+    drawn = {point.policy for point in points}
+    lines = {label: line for label, line in style.line_styles(comparison.labels, references).items() if label in drawn}
+    style.add_legend(figure, [line.line(label) for label, line in lines.items()])
+    curves = {title: {label: list[PlotPoint]() for label in lines} for title in titles}
+    for point in points:
+        curves[point.panel][point.policy].append(point)
+    by_line = [[(lines[label], own) for label, own in curves[title].items()] for title in titles]
+    return figure, list(zip(axes, titles, by_line, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +256,7 @@ def tuning_plot(generations: Sequence[ReportGeneration], layout: Layout = BROAD)
     return figure
 
 
-def _draw_generations(
-    panel: Axes,
-    title: str,
-    tried: Sequence[tuple[int, float, bool]],
-    steps: Sequence[tuple[int, float]],
-    colour: str,
-    step_colour: str,
-) -> None:
+def _draw_generations(panel: Axes, title: str, tried: Tried, steps: Steps, colour: str, step_colour: str) -> None:
     """Draw candidates as dots, hollow if rejected, and effective values as steps."""
     for wanted, face in ((True, colour), (False, "none")):
         dots = [(number, value) for number, value, accepted in tried if accepted == wanted]

@@ -7,7 +7,6 @@ points are files beside the page.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,15 +22,11 @@ from gorgo.formatting import UNKNOWN
 from gorgo.lab.report import plots
 from gorgo.lab.report.runs import Cell, Comparison, ReportGeneration, ReportInput, format_weights
 from gorgo.lab.report.style import BROAD, NARROW, Layout, plot_file, printable_text, svg_document, svg_element
-from gorgo.lab.results import ResultRow, percent
+from gorgo.lab.results import ResultColumn, ResultRow, percent
 from gorgo.lab.simulate.compare import e2e_s_p95, ttft_ms_p95
 
 #: Rows of one table; results.json has the others.
 MAX_ROWS = 200
-#: Replicas with a column of their own in the table of shares; the others are added up.
-MAX_REPLICAS = 12
-#: Sections that the title names.
-MAX_TITLES = 3
 TEMPLATE = "page.html"
 #: The folder beside the page with its plots and figures.
 FILES = "report"
@@ -61,32 +56,18 @@ class PageTable:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A figure of a row: its title, its number format, and whether less, more or neither is better."""
-
-    title: str
-    value: Callable[[ResultRow], float | None]
-    form: str
-    best: Callable[[Sequence[float]], float] | None = min
-
-    def text(self, row: ResultRow) -> str:
-        value = self.value(row)
-        return UNKNOWN if value is None else format(value, self.form)
-
-
 #: The columns of a load's table.
 MEASURES = (
-    Measure("p50 TTFT, ms", lambda row: row.ttft_ms.p50, ",.0f"),
-    Measure("p95 TTFT, ms", ttft_ms_p95, ",.0f"),
-    Measure("p99 TTFT, ms", lambda row: row.ttft_ms.p99, ",.0f"),
-    Measure("p50 E2E, s", lambda row: row.e2e_s.p50, ",.2f"),
-    Measure("p95 E2E, s", e2e_s_p95, ",.2f"),
-    Measure("p95 ITL, ms", lambda row: row.itl_ms.p95, ",.0f"),
-    Measure("cache hit, %", lambda row: percent(row.cache_hit), ".1f", max),
-    Measure("estimated, %", lambda row: percent(row.cache_hit_estimated), ".1f", None),
-    Measure("p50 prediction error, ms", lambda row: row.prediction_error_ms.p50, ",.0f"),
-    Measure("p95 slip, ms", lambda row: row.slip_ms_p95, ",.1f", None),
+    ResultColumn(("p50 TTFT, ms",), lambda row: row.ttft_ms.p50, ",.0f", min),
+    ResultColumn(("p95 TTFT, ms",), ttft_ms_p95, ",.0f", min),
+    ResultColumn(("p99 TTFT, ms",), lambda row: row.ttft_ms.p99, ",.0f", min),
+    ResultColumn(("p50 E2E, s",), lambda row: row.e2e_s.p50, ",.2f", min),
+    ResultColumn(("p95 E2E, s",), e2e_s_p95, ",.2f", min),
+    ResultColumn(("p95 ITL, ms",), lambda row: row.itl_ms.p95, ",.0f", min),
+    ResultColumn(("cache hit, %",), lambda row: percent(row.cache_hit), ".1f", max),
+    ResultColumn(("estimated, %",), lambda row: percent(row.cache_hit_estimated), ".1f"),
+    ResultColumn(("p50 prediction error, ms",), lambda row: row.prediction_error_ms.p50, ",.0f", min),
+    ResultColumn(("p95 slip, ms",), lambda row: row.slip_ms_p95, ",.1f"),
 )
 
 
@@ -100,16 +81,21 @@ def load_table(cells: Sequence[Cell], source: str) -> PageTable:
     best = [_best_text([cell.mean for cell in cells if not cell.is_reference], measure) for measure in measures]
     rows = []
     for cell in cells:
-        row, texts = cell.mean, [measure.text(cell.mean) for measure in measures]
+        row, values = cell.mean, [measure.value(cell.mean) for measure in measures]
+        texts = [_text(value, measure.form) for value, measure in zip(values, measures, strict=True)]
         bold = {place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
         requests = f"{row.n:,} of {row.planned:,}, partial" if row.is_partial else f"{row.n:,}"
         counts = f"{len(cell.rows):,}", requests, f"{row.errors:,}"
         rows.append(TableRow(cell.label, (*texts, *counts), frozenset(bold), cell.is_reference))
-    header = ("policy", *(measure.title for measure in measures), "runs", "requests", "errors")
+    header = ("policy", *(measure.title[0] for measure in measures), "runs", "requests", "errors")
     return _table(f"load {cells[0].load:.3g}, {source}", header, rows)
 
 
-def _best_text(rows: Sequence[ResultRow], measure: Measure) -> str | None:
+def _text(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else format(value, form)
+
+
+def _best_text(rows: Sequence[ResultRow], measure: ResultColumn) -> str | None:
     """Return the best figure as displayed; None if all read the same."""
     known = [value for row in rows if (value := measure.value(row)) is not None]
     if measure.best is None or len({format(value, measure.form) for value in known}) < 2:
@@ -148,30 +134,21 @@ def _ratio_texts(point: plots.PlotPoint | None) -> tuple[str, str, str]:
 
 def share_table(comparison: Comparison) -> PageTable | None:
     """Return the share of requests per replica, by policy and load; None if no row names a replica."""
-    shares = [(cell, share) for cell in comparison.cells if (share := cell.mean.share)]
-    total: Counter[str] = Counter()
-    for _, share in shares:
-        total.update(share)
-    largest = sorted(sorted(total, key=lambda name: (-total[name], name))[:MAX_REPLICAS])
-    more = ["others"] if len(total) > len(largest) else []
+    names = sorted({name for cell in comparison.cells for name in cell.mean.share})
     rows = []
-    for cell, share in shares:
-        values = [share.get(name, 0.0) for name in largest]
-        values += [sum(share.values()) - sum(values)] * len(more)
-        texts = (f"{cell.load:.3g}", *(f"{value:.1%}" for value in values))
+    for cell, share in ((cell, cell.mean.share) for cell in comparison.cells if cell.mean.share):
+        total = sum(share.values())  # less than 1 if a run names no replica
+        texts = (f"{cell.load:.3g}", *(f"{share.get(name, 0.0) / total:.1%}" for name in names))
         rows.append(TableRow(cell.label, texts, is_reference=cell.is_reference))
-    return _table("Share of requests per replica", ("policy", "load", *largest, *more), rows) if rows else None
+    return _table("Share of requests per replica", ("policy", "load", *names), rows) if rows else None
 
 
 def acceptance_log(generations: Sequence[ReportGeneration]) -> PageTable:
     """Return the candidates and their results; the last generations if there are too many."""
     rows = []
     for one in generations[-MAX_ROWS:]:
-        sigma = UNKNOWN if one.sigma is None else f"{one.sigma:.3g}"
-        objectives = [
-            "-" if value is None else f"{value:,.0f}" for value in (one.objective_ms, one.incumbent_objective_ms)
-        ]
-        cells = (format_weights(one.weights), sigma, *objectives, one.decision, one.reason or UNKNOWN)
+        figures = _text(one.sigma, ".3g"), _text(one.objective_ms, ",.0f"), _text(one.incumbent_objective_ms, ",.0f")
+        cells = format_weights(one.weights), *figures, one.decision, one.reason or UNKNOWN
         rows.append(TableRow(str(one.number), cells, frozenset({4} if one.accepted else ())))
     header = ("generation", "weights", "sigma", "p95 TTFT, ms", "incumbent's, ms", "decision", "reason")
     return PageTable("Acceptance log", header, tuple(rows), max(0, len(generations) - MAX_ROWS))
@@ -183,7 +160,7 @@ def policies_csv(comparison: Comparison) -> str:
     for cell in comparison.cells:
         figures = (measure.value(cell.mean) for measure in MEASURES)
         rows.append((cell.label, cell.load, len(cell.rows), cell.mean.n, cell.mean.errors, *figures))
-    names = [measure.title.replace(",", "").replace("%", "percent").replace(" ", "_") for measure in MEASURES]
+    names = [measure.title[0].replace(",", "").replace("%", "percent").replace(" ", "_") for measure in MEASURES]
     return plots.csv_text(["policy", "load", "runs", "requests", "errors", *names], rows)
 
 
@@ -206,9 +183,9 @@ def report(found: ReportInput, *, forms: Sequence[str] = ()) -> tuple[str, dict[
     sections = [_comparison_section(one, f"{key}", forms) for key, one in enumerate(found.comparisons, start=1)]
     for key, (path, rows) in enumerate(found.histories.items(), start=len(sections) + 1):
         sections.append(_tuning_section(path, rows, f"{key}", forms))
-    titles = [section["title"] for section in sections]
-    titles[MAX_TITLES:] = [f"{len(titles) - MAX_TITLES} more"] if len(titles) > MAX_TITLES else []
-    html = render_page(f"GORGO report: {'; '.join(titles)}", sections, left_out=found.left_out)
+    more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
+    title = f"GORGO report: {sections[0]['title']}{more}"
+    html = render_page(title, sections, left_out=found.left_out)
     parts = [part for section in sections for part in (*section["plots"], section)]
     return html, {name: content for part in parts for name, content in part["files"].items()}
 
@@ -255,15 +232,13 @@ def _comparison_plot(kind: plots.PlotKind, comparison: Comparison, key: str, for
     title, points = f"{kind.title}, {comparison.source}", kind.points(comparison)
     if not points:
         return _left_out(title, kind.empty)
-    names, drawn = {point.panel for point in points}, plots.drawn_panels(points)
-    cut = f"{len(drawn)} of {len(names)} loads are drawn." if len(drawn) < len(names) else ""
-    plot = _plot(title, f"{key}-{kind.key}", partial(kind.draw, comparison, points), kind.csv(points), forms)
-    return plot | {"note": kind.note or cut}
+    draw = partial(kind.draw, comparison, points)
+    return _plot(title, kind.note, f"{key}-{kind.key}", draw, kind.csv(points), forms)
 
 
 def _tuning_section(path: str, generations: Sequence[ReportGeneration], key: str, forms: Sequence[str]) -> Section:
     title, draw = "Weights, sigma and objective", partial(plots.tuning_plot, generations)
-    plot = _plot(title, f"{key}-tuning", draw, tuning_csv(generations), forms) if generations else None
+    plot = _plot(title, "", f"{key}-tuning", draw, tuning_csv(generations), forms) if generations else None
     shown, tables = [plot or _left_out(title, "there is no generation")], [acceptance_log(generations)]
     return {"title": f"Tuning: {path}", "note": "", "tables": tables, "plots": shown, "files": {}}
 
@@ -272,7 +247,9 @@ def _left_out(title: str, reason: str) -> Section:
     return {"title": title, "note": f"Left out: {reason}.", "broad": None, "files": {}}
 
 
-def _plot(title: str, key: str, draw: Callable[[Layout], Figure], table: str, forms: Sequence[str]) -> Section:
+def _plot(
+    title: str, note: str, key: str, draw: Callable[[Layout], Figure], table: str, forms: Sequence[str]
+) -> Section:
     """Return a plot for broad and narrow screens with its files."""
     drawn = {
         name: svg_document(partial(draw, layout), key=name)
@@ -281,4 +258,4 @@ def _plot(title: str, key: str, draw: Callable[[Layout], Figure], table: str, fo
     broad, narrow = (Markup(svg_element(text, key=name, title=title)) for name, text in drawn.items())
     contents = {f"{key}.svg": drawn[key].encode(), f"{key}.csv": table.encode()}
     contents |= {f"{key}.{form}": plot_file(partial(draw, BROAD), form) for form in forms}
-    return {"title": title, "note": "", "broad": broad, "narrow": narrow, "files": contents}
+    return {"title": title, "note": note, "broad": broad, "narrow": narrow, "files": contents}

@@ -24,11 +24,9 @@ from typing import Annotated, TypeVar
 
 import numpy as np
 from pydantic import Strict, TypeAdapter, ValidationError
-from rich.progress import BarColumn, TimeRemainingColumn
 
 from gorgo.core.numeric import Floats
 from gorgo.errors import ReportError
-from gorgo.lab.progress import progress_display
 from gorgo.lab.request_log import read_lines
 from gorgo.lab.results import Amount, Count, Number, ResultRow, rows_as_json
 from gorgo.lab.simulate.compare import mean_row
@@ -37,13 +35,12 @@ from gorgo.policies.registry import POLICIES
 #: Rows that no proxy can run, see `gorgo.lab.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "pinned", "floor")
 RESULTS, REQUESTS, HISTORY = "results.json", "requests.jsonl", "history.json"
-#: results.json and history.json are lists of small rows; a larger file is another kind of file.
-MAX_BYTES = 256 * 2**20
 #: Why a row does not count.
 COPY = "copies of simulated runs that count already: equal digests count once"
 UNLIKE = "digests of runs that count already, with other figures: the code changed between them; run both again"
 
 T = TypeVar("T")
+_ROWS = TypeAdapter(list[ResultRow])
 #: A row, and the TTFT of the run's requests that succeeded, if they were saved.
 Run = tuple[ResultRow, Floats | None]
 
@@ -98,10 +95,6 @@ class Comparison:
         """Return every policy in order of first appearance, references last."""
         return list(dict.fromkeys(cell.label for cell in sorted(self.cells, key=lambda cell: cell.is_reference)))
 
-    @property
-    def references(self) -> list[str]:
-        return list(dict.fromkeys(cell.label for cell in self.cells if cell.is_reference))
-
 
 @dataclass(frozen=True, slots=True)
 class ReportGeneration:
@@ -141,8 +134,7 @@ class _RequestLine:
     error: str | None
 
 
-_ROWS, _GENERATIONS = TypeAdapter(list[ResultRow]), TypeAdapter(list[ReportGeneration])
-_LINE = TypeAdapter(_RequestLine)
+_LINE, _GENERATIONS = TypeAdapter(_RequestLine), TypeAdapter(list[ReportGeneration])
 
 
 def find_results(folder: Path, *, policies: Sequence[str] = ()) -> ReportInput:
@@ -177,24 +169,22 @@ def _read_runs(results: Sequence[Path], left_out: list[str]) -> list[Run]:
     folders: dict[str, set[Path]] = defaultdict(set)
     #: The row that counts, by digest.
     simulated: dict[str, str] = {}
-    with progress_display("reading results", len(results), BarColumn(), TimeRemainingColumn(), transient=True) as shown:
-        for path in sorted(results, key=lambda path: -len(path.parts)):
-            rows = read_results(path)
-            ttft_ms = _ttft_beside(path, rows, left_out)
-            repeated = Counter[str]()
-            for number, row in enumerate(rows):
-                text = rows_as_json([row])
-                if any(path.parent in folder.parents for folder in folders[text]):
-                    continue
-                folders[text].add(path.parent)
-                digest = row.digest or text
-                if row.source == "simulated" and digest in simulated:
-                    repeated[COPY if simulated[digest] == text else UNLIKE] += 1
-                    continue
-                simulated[digest] = text
-                runs.append((row, ttft_ms if number == 0 else None))
-            left_out += [f"{path}: {count} {reason}" for reason, count in repeated.items()]
-            shown.advance()
+    for path in sorted(results, key=lambda path: -len(path.parts)):
+        rows = read_results(path)
+        ttft_ms = _ttft_beside(path, rows, left_out)
+        repeated = Counter[str]()
+        for number, row in enumerate(rows):
+            text = rows_as_json([row])
+            if any(path.parent in folder.parents for folder in folders[text]):
+                continue
+            folders[text].add(path.parent)
+            digest = row.digest or text
+            if row.source == "simulated" and digest in simulated:
+                repeated[COPY if simulated[digest] == text else UNLIKE] += 1
+                continue
+            simulated[digest] = text
+            runs.append((row, ttft_ms if number == 0 else None))
+        left_out += [f"{path}: {count} {reason}" for reason, count in repeated.items()]
     return runs
 
 
@@ -214,17 +204,11 @@ def _ttft_beside(path: Path, rows: Sequence[ResultRow], left_out: list[str]) -> 
 
 
 def read_results(path: Path) -> list[ResultRow]:
-    return _read_list(path, _ROWS)
+    return _checked(_ROWS, path.read_bytes(), f"{path}", each=", row ")
 
 
 def read_history(path: Path) -> list[ReportGeneration]:
-    return _read_list(path, _GENERATIONS)
-
-
-def _read_list(path: Path, adapter: TypeAdapter[T]) -> T:
-    if path.stat().st_size > MAX_BYTES:
-        raise ReportError(f"{path}: larger than {MAX_BYTES // 2**20} MB; expected a results file")
-    return _checked(adapter, path.read_bytes(), f"{path}", each=", row ")
+    return _checked(_GENERATIONS, path.read_bytes(), f"{path}", each=", generation ")
 
 
 def read_requests(path: Path) -> tuple[int, Floats]:
