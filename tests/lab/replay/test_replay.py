@@ -35,7 +35,8 @@ from gorgo.lab.replay_client import (
     StreamReader,
     Tally,
 )
-from gorgo.lab.report.report import find_results, report
+from gorgo.lab.report.report import report
+from gorgo.lab.report.runs import find_results
 from gorgo.lab.traces import TraceFilters, TraceRequest
 from tests.lab.replay.fake_router import DONE, HEADERS, ROLE, FakeRouter, event, never, token, usage
 from tests.live.upstream.engine import OK, Engine, Speak, listening
@@ -489,7 +490,7 @@ async def test_an_interrupted_replay_sums_up_what_has_ended(by: signal.Signals, 
     (row,) = json.loads((out / "results.json").read_text())
     assert (row["n"], row["planned"], row["errors"]) == (1, 3, 0)
     assert len((out / "requests.jsonl").read_text().splitlines()) == 1
-    text = report(find_results(out), ()).html
+    text, _ = report(find_results(out))
     assert "1 of 3, partial" in text
     assert "Partial: a run was interrupted; its figures are of the requests that had ended (gorgo)." in text
 
@@ -530,7 +531,7 @@ async def test_a_replay_that_ends_by_itself_is_not_partial(tmp_path: Path) -> No
         process = await started(write_trace(tmp_path / "t.jsonl", 2), "--url", router.url, "--out", tmp_path / "out")
         _, stderr = await ended(process)
     assert process.returncode == 0, stderr
-    assert "partial" not in stderr + report(find_results(tmp_path / "out"), ()).html
+    assert "partial" not in stderr + report(find_results(tmp_path / "out"))[0]
 
 
 def record(**changes: object) -> ReplayRecord:

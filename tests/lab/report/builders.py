@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gorgo.lab.replay_client import ReplayRecord
-from gorgo.lab.report.runs import Cell, Comparison, Requests, Run
+from gorgo.lab.report.runs import Cell, Comparison
 from gorgo.lab.results import ResultRow, Spread, write_results
 
 REPLICAS = ("us-0", "eu-0", "ap-0")
@@ -95,18 +96,28 @@ def generation(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
+def cell(*rows: ResultRow, label: str = "", ttft_ms: Sequence[Sequence[float]] = ()) -> Cell:
+    """The cell of these rows, as if each were of a seed of its own, and of saved requests."""
+    by_pair = {(seed, 0, row.window): row for seed, row in enumerate(rows)}
+    return Cell(label or str(rows[0].policy), by_pair, tuple(np.array(values) for values in ttft_ms))
+
+
 def p95_cell(policy: str, *p95_ms: float | None, **changes: Any) -> Cell:
     """A run per figure, with the seeds 0, 1, ...; its quantiles of TTFT and E2E are that figure."""
     spreads = [Spread(p50=value, p95=value, p99=value) for value in p95_ms]
-    rows = [row(policy, seed=seed, ttft_ms=one, e2e_s=one, **changes) for seed, one in enumerate(spreads)]
-    return Cell(policy, policy, tuple(Run(one) for one in rows))
+    return cell(*(row(policy, ttft_ms=one, e2e_s=one, **changes) for one in spreads))
 
 
-def saved_cell(policy: str, *ttft_ms: Sequence[float], errors: Mapping[str, int] | None = None) -> Cell:
+def saved_cell(policy: str, *ttft_ms: Sequence[float]) -> Cell:
     """A run with saved requests per list of latencies."""
-    saved = [Requests(len(values), np.array(values), errors or {}) for values in ttft_ms]
-    return Cell(policy, policy, tuple(Run(row(policy), requests) for requests in saved))
+    return cell(*(row(policy) for _ in ttft_ms), ttft_ms=ttft_ms)
 
 
 def comparison(loads: Mapping[float, Sequence[Cell]], *, source: str = "simulated") -> Comparison:
-    return Comparison("t", source, {time_scale: tuple(cells) for time_scale, cells in loads.items()})
+    """Cells by their time scale, which their rows then have."""
+    placed = [
+        Cell(one.label, {pair: replace(row, time_scale=scale) for pair, row in one.rows.items()}, one.ttft_ms)
+        for scale, cells in loads.items()
+        for one in cells
+    ]
+    return Comparison(f"t, {source}", source, tuple(placed))

@@ -10,8 +10,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from math import exp, log, nan
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +23,27 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from gorgo.cli import app
-from gorgo.errors import ReportError
-from gorgo.lab.report import plots, report
+from gorgo.errors import InputError, ReportError
 from gorgo.lab.report.plots import (
-    PlotSeries,
-    drawn_labels,
-    drawn_loads,
+    PLOTS,
+    PlotPoint,
     load_plot,
-    load_series,
-    prompt_plot,
-    prompt_series,
+    load_points,
+    ratio,
     ratio_plot,
-    ratio_series,
-    region_plot,
-    region_series,
-    slo_plot,
-    slo_series,
+    ratio_points,
     tail_plot,
-    tail_series,
+    tail_points,
     tuning_plot,
 )
-from gorgo.lab.report.report import find_results, read_history, read_requests, read_results, tuning_csv
+from gorgo.lab.report.report import report, tuning_csv
 from gorgo.lab.report.runs import (
-    E2E_P95,
-    TTFT_P95,
-    Cell,
-    Comparison,
     ReportGeneration,
-    Requests,
-    Run,
-    best_baseline,
+    find_results,
     format_weights,
-    mean,
-    mean_quantiles,
-    mean_share,
-    ratio,
+    read_history,
+    read_requests,
+    read_results,
 )
 from gorgo.lab.report.style import (
     NARROW,
@@ -70,7 +57,7 @@ from gorgo.lab.report.style import (
 )
 from gorgo.lab.results import Spread, write_results
 from gorgo.lab.simulate.compare import Ratio, ratio_of_rows, ttft_ms_p95
-from tests.lab.report.builders import comparison, generation, p95_cell, records, row, saved_cell, write_run
+from tests.lab.report.builders import cell, comparison, generation, p95_cell, records, row, saved_cell, write_run
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
 
@@ -89,9 +76,8 @@ def test_files_of_a_simulation_are_read_with_their_references(tmp_path: Path) ->
     found = find_results(tmp_path)
     (comparison,) = found.comparisons
     assert comparison.labels == ["gorgo-ms", "random", "floor", "oracle", "pinned"]
-    assert [[requests.count for requests in cell.requests] for cell in comparison.cells] == [[20]] * 5
-    assert all(len(cell.ttft_ms) for cell in comparison.cells)
-    assert found.left_out == ()
+    assert [[len(ttft_ms) for ttft_ms in cell.ttft_ms] for cell in comparison.cells] == [[20]] * 5
+    assert found.left_out == []
 
 
 _WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from gorgo.cli import main; main()"
@@ -113,7 +99,7 @@ def test_a_damaged_file_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "expected a list of objects" in result.stderr
+    assert result.stderr.startswith(f"gorgo: {tmp_path}/results.json: {{}}; input should be a valid list")
 
 
 def test_a_page_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
@@ -155,16 +141,16 @@ def test_rows_that_a_demo_writes_twice_count_once_and_keep_their_requests(tmp_pa
     rows = [write_run(tmp_path / name, [10.0, 20.0], name, source="live") for name in ("gorgo", "random")]
     write_results(tmp_path, [*rows, replace(rows[0], seed=7)])
     (comparison,) = find_results(tmp_path).comparisons
-    runs = [[(run.row.seed, run.requests is not None) for run in cell.runs] for cell in comparison.cells]
-    assert (comparison.labels, runs) == (["gorgo", "random"], [[(0, True), (7, False)], [(0, True)]])
+    runs = [([row.seed for row in cell.rows.values()], len(cell.ttft_ms)) for cell in comparison.cells]
+    assert (comparison.labels, runs) == (["gorgo", "random"], [([0, 7], 1), ([0], 1)])
 
 
 def test_equal_live_rows_in_folders_side_by_side_are_two_runs(tmp_path: Path) -> None:
     for name in ("first", "second"):
         write_run(tmp_path / name, [10.0, 20.0], source="live")
     found = find_results(tmp_path)
-    assert [run.pair for run in found.comparisons[0].cells[0].runs] == [(0, 0, None), (0, 1, None)]
-    assert found.left_out == ()
+    assert [*found.comparisons[0].cells[0].rows] == [(0, 0, None), (0, 1, None)]
+    assert found.left_out == []
 
 
 @pytest.mark.parametrize("digest", ["0123456789abcdef", None])
@@ -173,18 +159,18 @@ def test_copies_of_a_simulated_run_count_once_and_the_page_says_so(tmp_path: Pat
         rows = [row("gorgo", [10.0 + seed], seed=seed, digest=digest and f"{digest}{seed}") for seed in (0, 1)]
         write_results(tmp_path / name, rows)
     found = find_results(tmp_path)
-    assert [run.pair for run in found.comparisons[0].cells[0].runs] == [(0, 0, None), (1, 0, None)]
+    assert [*found.comparisons[0].cells[0].rows] == [(0, 0, None), (1, 0, None)]
     assert [text.partition(": ")[2] for text in found.left_out] == [
-        "2 rows are copies of simulated runs that count already: equal digests count once"
+        "2 copies of simulated runs that count already: equal digests count once"
     ] * 2
-    assert "2 rows are copies of simulated runs" in report.report(found, [500.0]).html
+    assert "2 copies of simulated runs" in report(found)[0]
 
 
 def test_three_copies_of_a_folder_leave_an_interval_as_wide_as_one(tmp_path: Path) -> None:
     def interval(folder: Path) -> tuple[float | None, float | None]:
         (comparison,) = find_results(folder).comparisons
         gorgo, random = comparison.cells
-        found = ratio(gorgo, random, TTFT_P95)
+        found = ratio(gorgo, random, ttft_ms_p95)
         assert found is not None
         return found.low, found.high
 
@@ -203,7 +189,7 @@ def test_a_digest_with_other_figures_is_left_out_with_its_reason(tmp_path: Path)
     for number, each_ms in enumerate(([10.0], [20.0])):
         write_results(tmp_path / str(number), [row("gorgo", each_ms, digest="0123456789abcdef")])
     found = find_results(tmp_path)
-    assert [run.row.ttft_ms.p95 for run in found.comparisons[0].cells[0].runs] == [10.0]
+    assert [row.ttft_ms.p95 for row in found.comparisons[0].cells[0].rows.values()] == [10.0]
     assert ["the code changed between them" in text for text in found.left_out] == [True]
 
 
@@ -215,8 +201,9 @@ def test_unlike_settings_of_one_trace_are_neither_averaged_nor_paired(tmp_path: 
     assert [one.title for one in found.comparisons] == [
         f"small.jsonl, simulated, setting {setting}" for setting in ("aa", "bb")
     ]
-    assert [[mean(cell, TTFT_P95) for cell in one.cells] for one in found.comparisons] == [[10.0, 10.0], [30.0, 30.0]]
-    assert "neither averaged nor paired" in report.report(found, [500.0]).html
+    means = [[ttft_ms_p95(cell.mean) for cell in one.cells] for one in found.comparisons]
+    assert means == [[10.0, 10.0], [30.0, 30.0]]
+    assert "neither averaged nor paired" in report(found)[0]
 
 
 def test_traces_and_sources_have_sections_of_their_own(tmp_path: Path) -> None:
@@ -236,7 +223,7 @@ def test_policies_are_in_the_order_of_the_readme_and_references_last(tmp_path: P
     names = ("zebra", "oracle", "random", "gorgo", None)
     write_results(tmp_path, [row(name, time_scale=time_scale) for time_scale in (1.0, 2.0) for name in names])
     (comparison,) = find_results(tmp_path).comparisons
-    assert list(comparison.loads) == [2.0, 1.0]
+    assert list(comparison.loads) == [0.5, 1.0]
     assert comparison.labels == ["gorgo", "random", "unnamed policy", "zebra", "oracle"]
     assert [cell.label for cell in comparison.loads[1.0]] == comparison.labels
 
@@ -251,13 +238,13 @@ def test_windows_of_a_run_are_units_of_an_interval_and_share_the_run_s_requests(
             windows = [row(policy, [one], seed=seed, window=number) for number, one in enumerate(values)]
             write_results(folder, windows)
     found = find_results(tmp_path)
-    assert found.left_out == ()
+    assert found.left_out == []
     (comparison,) = found.comparisons
     gorgo, random = comparison.cells
-    assert len(gorgo.ttft_ms) == 6
-    rows = [[run.row for run in cell.runs] for cell in (gorgo, random)]
-    assert ratio(gorgo, random, TTFT_P95) == ratio_of_rows(rows[0], rows[1], ttft_ms_p95)
-    assert (ratio(gorgo, random, TTFT_P95) or Ratio(0, 0, 0, 0)).n == 3
+    assert [len(ttft_ms) for ttft_ms in gorgo.ttft_ms] == [3, 3]
+    rows = [[*cell.rows.values()] for cell in (gorgo, random)]
+    assert ratio(gorgo, random, ttft_ms_p95) == ratio_of_rows(rows[0], rows[1], ttft_ms_p95)
+    assert (ratio(gorgo, random, ttft_ms_p95) or Ratio(0, 0, 0, 0)).n == 3
 
 
 def test_requests_without_a_row_are_left_out_with_the_reason(tmp_path: Path) -> None:
@@ -266,10 +253,10 @@ def test_requests_without_a_row_are_left_out_with_the_reason(tmp_path: Path) -> 
     (tmp_path / "not" / "results.json").unlink()
     write_run(tmp_path / "two", [10.0])
     write_results(tmp_path / "two", [row("random"), row("gorgo")])
-    assert find_results(tmp_path).left_out == (
+    assert find_results(tmp_path).left_out == [
         f"{tmp_path}/two/requests.jsonl: belongs to no row, because the results.json beside it has 2",
         f"{tmp_path}/not/requests.jsonl: no results.json beside it: the run did not end",
-    )
+    ]
 
 
 def test_requests_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -293,11 +280,12 @@ def test_a_history_alone_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["results.json", "requests.jsonl", "history.json"])
-def test_a_pipe_is_refused_instead_of_read(tmp_path: Path, name: str) -> None:
+def test_a_pipe_is_not_read(tmp_path: Path, name: str) -> None:
     write_results(tmp_path / "good", [row()])
     (tmp_path / "bad").mkdir()
     os.mkfifo(tmp_path / "bad" / name)
-    assert refusal(tmp_path) == f"{tmp_path}/bad/{name}: no regular file; expected one that --out DIR wrote"
+    found = find_results(tmp_path)
+    assert (len(found.comparisons), found.histories, found.left_out) == (1, {}, [])
 
 
 #: A different value in every key.
@@ -330,7 +318,7 @@ def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
     unknown = replace(FULL, policy=None, weights=None, cache_hit=None, ttft_ms=Spread(), slip_ms_p95=None)
     odd = replace(FULL, trace="caf\udce9", cache_hit=1, n=2**53, weights={})  # file names need not be text
     write_results(tmp_path, [FULL, unknown, odd])
-    assert read_results(tmp_path / "results.json") == [FULL, unknown, replace(odd, trace="caf\\udce9")]
+    assert read_results(tmp_path / "results.json") == [FULL, unknown, odd]
     assert read_results(with_key(tmp_path, **{"a key of tomorrow": []})) == [FULL, FULL]
 
 
@@ -343,16 +331,15 @@ def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"n": 1.5}, "n is 1.5; input should be a valid integer"),
         ({"errors": -1}, "errors is -1; input should be greater than or equal to 0"),
         ({"time_scale": 0}, "time_scale is 0; input should be greater"),
-        ({"time_scale": True}, "time_scale is true; input should be a valid number"),
-        ({"time_scale": "2"}, 'time_scale is "2"; input should be a valid number'),
+        ({"time_scale": True}, "time_scale is True; input should be a valid number"),
+        ({"time_scale": "2"}, "time_scale is '2'; input should be a valid number"),
+        ({"cache_hit": float("nan")}, "cache_hit is nan; input should be a finite number"),
         ({"ttft_ms": {"mean": -1}}, "ttft_ms.mean is -1; input should be greater than or equal to 0"),
         ({"itl_ms": 3}, "itl_ms is 3; expected a JSON object"),
-        ({"weights": {"a": None}}, "weights.a is null; input should be a valid number"),
-        ({"share": None}, "share is null; input should be a valid"),
+        ({"weights": {"a": None}}, "weights.a is None; input should be a valid number"),
+        ({"share": None}, "share is None; input should be a valid"),
         ({"policy": 7}, "policy is 7; input should be a valid string"),
-        # Sixty characters are shown whole, more are cut.
-        ({"source": "x" * 58}, f'source is "{"x" * 58}"; input should be'),
-        ({"source": "x" * 59}, f'source is "{"x" * 56}...; input should be'),
+        ({"source": "x" * 99}, "source is 'xxxxxxxxxxxx...xxxxxxxxxxxxx'; input should be"),
     ],
 )
 def test_a_wrong_value_is_refused_with_row_key_and_expectation(
@@ -366,12 +353,11 @@ def test_a_wrong_value_is_refused_with_row_key_and_expectation(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"[\n{", ", line 2: not JSON (Expecting property name"),
-        (b'["\n\xff"]', ", line 2: not UTF-8"),
-        (b"[NaN]", ", line 1: not JSON (NaN is not JSON)"),
-        (b"[" * 100_000, ", line 1: not JSON"),
-        (b"3", ": 3; expected a list of objects"),
-        (b'{"a": 1}', ': {"a": 1}; expected a list of objects'),
+        (b"[\n{", ": not JSON (Expecting property name enclosed in double quotes: line 2 column 2"),
+        (b'["\n\xff"]', ": not JSON ('utf-8' codec can't decode byte 0xff in position 3"),
+        (b"[" * 100_000, ": not JSON"),
+        (b"3", ": 3; input should be a valid list"),
+        (b'{"a": 1}', ": {'a': 1}; input should be a valid list"),
         (b"[3]", ", row 1: 3; expected a JSON object"),
         (b"[{}]", ", row 1: trace is missing; field required"),
     ],
@@ -383,15 +369,6 @@ def test_a_file_without_rows_is_refused_with_its_line(tmp_path: Path, text: byte
     assert str(caught.value).startswith(f"{tmp_path}/results.json{message}")
 
 
-def test_a_file_too_large_for_results_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = with_key(tmp_path)
-    monkeypatch.setattr(report, "MAX_BYTES", path.stat().st_size)
-    assert len(read_results(path)) == 2
-    monkeypatch.setattr(report, "MAX_BYTES", path.stat().st_size - 1)
-    with pytest.raises(ReportError, match="larger than 0 MB"):
-        read_results(path)
-
-
 def test_a_history_is_read_as_a_list_or_as_the_command_prints_it(tmp_path: Path) -> None:
     entries = [
         generation(3, objective_ms=None, sigma=None, accepted=False, reason=None),
@@ -399,10 +376,10 @@ def test_a_history_is_read_as_a_list_or_as_the_command_prints_it(tmp_path: Path)
     ]
     for value in (entries, {"generations": entries}):
         (tmp_path / "history.json").write_text(json.dumps(value))
-        assert read_history(tmp_path / "history.json") == (
+        assert read_history(tmp_path / "history.json") == [
             ReportGeneration(3, {"w_rtt": 0.5, "w_queue": 0.1}, None, None, 1000.0, False, None),
             ReportGeneration(4, {"w": 1.0}, 0.25, 5.0, 6.0, True, "lower p95 TTFT"),
-        )
+        ]
 
 
 @pytest.mark.parametrize("change", [{"accepted": 1}, {"weights": None}, {"sigma": "big"}, {"number": -1}])
@@ -418,35 +395,10 @@ def lines(path: Path, *changes: dict[str, Any]) -> Path:
     return path
 
 
-def test_latencies_are_of_requests_that_succeeded_and_errors_are_counted_by_kind(tmp_path: Path) -> None:
+def test_latencies_are_of_requests_that_succeeded(tmp_path: Path) -> None:
     given = ({"ttft_ms": 0}, {"ttft_ms": None}, {"error": "timeout: 1 s"}, {"error": "caf\udce9"}, {"ttft_ms": 2**53})
-    found = read_requests(lines(tmp_path / "requests.jsonl", *given))
-    assert (found.count, found.ttft_ms.tolist()) == (5, [0.0, 2.0**53])
-    assert found.errors == {"no answer in time": 1, "caf\udce9": 1}
-
-
-def test_regions_and_prompt_lengths_belong_to_the_latencies(tmp_path: Path) -> None:
-    given: tuple[dict[str, Any], ...] = (
-        {"region": "eu", "input_tokens": 7},
-        {"error": "timeout"},
-        {"region": None, "input_tokens": None},
-        {},
-    )
-    found = read_requests(lines(tmp_path / "requests.jsonl", *given))
-    assert found.region.tolist() == ["eu", "", "us"]
-    assert found.input_tokens.tolist() == [7.0, pytest.approx(nan, nan_ok=True), 1000.0]
-
-
-def test_thirty_two_regions_are_told_apart(tmp_path: Path) -> None:
-    given = [{"region": f"r{number}"} for number in [*range(34), 0, 33]]
-    found = read_requests(lines(tmp_path / "requests.jsonl", *given))
-    assert found.region.tolist() == [*(f"r{number}" for number in range(32)), "other", "other", "r0", "other"]
-
-
-def test_twenty_kinds_of_errors_are_counted_separately(tmp_path: Path) -> None:
-    kinds = [f"e{number}" for number in range(22)]
-    found = read_requests(lines(tmp_path / "requests.jsonl", *({"error": kind} for kind in [*kinds, "e0", "e21"])))
-    assert found.errors == {"e0": 2} | dict.fromkeys(kinds[1:20], 1) | {"other": 3}
+    count, ttft_ms = read_requests(lines(tmp_path / "requests.jsonl", *given))
+    assert (count, ttft_ms.tolist()) == (5, [0.0, 2.0**53])
 
 
 @pytest.mark.parametrize(
@@ -454,15 +406,15 @@ def test_twenty_kinds_of_errors_are_counted_separately(tmp_path: Path) -> None:
     [
         ('{"id": ', "not JSON"),
         ("\xff", "not JSON"),
-        ("x" * 100_000, "not JSON"),
+        ("x" * (4 << 20), "over 4,194,304 bytes; expected requests of a run"),
         ("[" * 10_000, "not JSON"),
         ("[1]", "[1]; expected a JSON object"),
         ("{}", "ttft_ms is missing"),
-        ({"ttft_ms": "soon"}, 'ttft_ms is "soon"; input should be a valid number'),
-        ({"ttft_ms": True}, "ttft_ms is true"),
+        ({"ttft_ms": "soon"}, "ttft_ms is 'soon'; input should be a valid number"),
+        ({"ttft_ms": True}, "ttft_ms is True"),
         ({"ttft_ms": -1}, "ttft_ms is -1"),
         ({"ttft_ms": 10**400}, "ttft_ms is 1000"),
-        ({"ttft_ms": float("inf")}, "not JSON (Infinity is not JSON)"),
+        ({"ttft_ms": float("inf")}, "ttft_ms is inf; input should be"),
         ({"error": 7}, "error is 7; input should be a valid string"),
     ],
 )
@@ -472,12 +424,12 @@ def test_a_damaged_line_is_refused_with_its_number(tmp_path: Path, line: str | d
     text = path.read_text().splitlines()
     text[1] = line if isinstance(line, str) else json.dumps({**json.loads(text[1]), **line})
     path.write_text("\n".join(text) + "\n")
-    with pytest.raises(ReportError) as caught:
+    with pytest.raises(InputError) as caught:
         read_requests(path)
     assert str(caught.value).startswith(f"{path}, line 2: {message}")
     assert len(str(caught.value)) < len(str(path)) + 250
     path.write_bytes(b'\n\n{"id": "\xff"}\n')
-    with pytest.raises(ReportError, match=r"requests\.jsonl, line 3: not UTF-8"):
+    with pytest.raises(ReportError, match=r"requests\.jsonl, line 3: not JSON"):
         read_requests(path)
 
 
@@ -495,8 +447,7 @@ def titles(axes: list[Axes]) -> list[str]:
 def test_a_curve_is_the_fraction_of_requests_slower_than_a_ttft() -> None:
     slow, fast = saved_cell("gorgo", [400.0, 100.0], [200.0, 200.0]), saved_cell("random", [30.0, 0.0, 10.0])
     loads = {2.0: [slow, p95_cell("nearest", 1.0), saved_cell("floor", [5.0])], 1.0: [fast]}
-    series = tail_series(comparison(loads), [2.0, 1.0])
-    figure = tail_plot(comparison(loads), series)
+    figure = tail_plot(comparison(loads), tail_points(comparison(loads)))
     half, whole = figure.axes
     assert titles(figure.axes) == ["load 0.5", "load 1"]
     # The first line of each panel marks 5 %.
@@ -512,34 +463,13 @@ def test_a_curve_is_the_fraction_of_requests_slower_than_a_ttft() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gorgo", "random", "floor"]
 
 
-def test_loads_beyond_the_panels_are_spread_evenly_with_both_ends() -> None:
-    few, many = (comparison({float(n): [p95_cell("gorgo", 1.0)] for n in range(count, 0, -1)}) for count in (4, 10))
-    assert drawn_loads(few) == [4.0, 3.0, 2.0, 1.0]
-    assert drawn_loads(many) == [10.0, 7.0, 4.0, 1.0]
-
-
-def test_loads_and_policies_beyond_the_bounds_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "MAX_PANELS", 2)
-    monkeypatch.setattr(plots, "MAX_CURVES", 3)
-    found = comparison({n: [saved_cell(f"p{m}", [1.0]) for m in range(4)] for n in (3.0, 2.0, 1.0)})
-    figure = tail_plot(found, tail_series(found, drawn_loads(found)))
-    assert titles(figure.axes) == ["load 0.333", "load 1"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["p0", "p1", "p2"]
-
-
-def test_references_are_drawn_when_policies_are_cut() -> None:
-    names = [f"p{number:02}" for number in range(15)]
-    cells = [p95_cell(name, 1.0) for name in (*names, "oracle", "floor")]
-    assert drawn_labels(comparison({1.0: cells})) == [*names[:14], "oracle", "floor"]
-
-
 def test_a_tail_against_the_load_has_means_and_the_range_of_its_seeds() -> None:
     loads = {
         4.0: [p95_cell("gorgo", 100.0, 200.0, 300.0), p95_cell("random", 1000.0), p95_cell("nearest", None)],
         1.0: [p95_cell("gorgo", 500.0, None, 1500.0)],
     }
     found = comparison(loads)
-    figure = load_plot(found, load_series(found, (TTFT_P95, E2E_P95)))
+    figure = load_plot(found, load_points(found))
     ttft, _ = figure.axes
     assert titles(figure.axes) == ["p95 TTFT, ms (log scale)", "p95 E2E, s (log scale)"]
     assert (ttft.get_yscale(), ttft.get_xticks().tolist()) == ("log", [0.25, 1.0])
@@ -596,7 +526,7 @@ def test_no_two_ticks_of_a_load_axis_read_the_same_or_overlap() -> None:
 def test_a_narrow_figure_has_its_panels_below_each_other() -> None:
     loads = {n: [saved_cell("gorgo", [10.0 * n, 20.0])] for n in (2.0, 1.0)}
     found = comparison(loads)
-    figure = tail_plot(found, tail_series(found, [2.0, 1.0]), NARROW)
+    figure = tail_plot(found, tail_points(found), NARROW)
     figure.draw_without_rendering()
     first, second = (panel.get_position() for panel in figure.axes)
     assert first.y0 > second.y1
@@ -691,73 +621,26 @@ def test_the_generations_are_a_file_with_a_column_per_weight() -> None:
 # --- The points of plots, and the files of them: shares, groups and ratios worked out by hand.
 
 
-def table(series: PlotSeries) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(series.csv())))
-
-
-def cell(*runs: Requests, policy: str = "gorgo") -> Cell:
-    return Cell(policy, policy, tuple(Run(row(policy, seed=seed), one) for seed, one in enumerate(runs)))
-
-
-def grouped(policy: str = "gorgo") -> Comparison:
-    """A run of 20 fast requests with short prompts in eu, 40 slow ones with long prompts in us, and 5 elsewhere."""
-    ttft_ms = np.concatenate([np.full(20, 100.0), np.linspace(1000, 2000, 40), np.full(5, 7.0)])
-    tokens = np.concatenate([np.full(20, 512.0), np.full(40, 513.0), np.full(5, 40_000.0)])
-    region = np.array(["eu"] * 20 + ["us"] * 40 + [""] * 5)
-    return comparison({2.0: [cell(Requests(65, ttft_ms, {}, tokens, region), policy=policy)]})
-
-
-def test_failed_requests_are_not_within_an_slo() -> None:
-    first = Requests(10, np.array([499.0, 500.0, 501.0, 3000.0]), {"timeout": 6})
-    second = Requests(2, np.array([1.0, 2.0]), {})
-    found = comparison({2.0: [cell(first, second)], 1.0: [cell(Requests(4, np.empty(0), {"timeout": 4}))]})
-    series = slo_series(found, (500.0, 2000.0))
-    assert table(series)[:2] == [
-        {"slo": "TTFT within 500 ms", "policy": "gorgo", "load": "0.5", "share": "0.6", "lowest": "0.2",
-         "highest": "1", "runs": "2"},
-        {"slo": "TTFT within 500 ms", "policy": "gorgo", "load": "1", "share": "0", "lowest": "0", "highest": "0",
-         "runs": "1"},
-    ]  # fmt: skip
-    assert [float(one["share"]) for one in table(series)[2:]] == [0.65, 0.0]
-    figure = slo_plot(found, series)
-    assert [panel.get_ylim() for panel in figure.axes] == [(0.0, 1.02)] * 2
-
-
-def test_ttft_by_region_has_p50_and_p95_of_groups_large_enough() -> None:
-    series = region_series(grouped(), [2.0])
-    assert table(series) == [
-        {"load": "0.5", "policy": "gorgo", "region": "eu", "p50_ttft_ms": "100", "p95_ttft_ms": "100", "runs": "1"},
-        {"load": "0.5", "policy": "gorgo", "region": "us", "p50_ttft_ms": "1500", "p95_ttft_ms": "1950", "runs": "1"},
-    ]
-    (panel,) = region_plot(grouped(), series).axes
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["eu", "us"]
-
-
-def test_ttft_by_prompt_length_has_classes_with_their_bounds() -> None:
-    series = prompt_series(grouped(), [2.0])
-    assert [(one["prompt_tokens"], one["p95_ttft_ms"]) for one in table(series)] == [
-        ("to 512", "100"),
-        ("to 2,048", "1950"),
-    ]
-    (panel,) = prompt_plot(grouped(), series).axes
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["to 512", "to 2,048"]
-    assert prompt_series(comparison({1.0: [saved_cell("gorgo", [1.0] * 50)]}), [1.0]).points == ()
+def table(key: str, points: Sequence[PlotPoint]) -> list[dict[str, str]]:
+    (kind,) = (one for one in PLOTS if one.key == key)
+    return list(csv.DictReader(io.StringIO(kind.csv(points))))
 
 
 def test_a_ratio_names_its_baseline_and_has_its_interval() -> None:
     cells = [p95_cell("gorgo", 100.0, 350.0), p95_cell("prefix-cache", 200.0, 200.0), p95_cell("random", 50.0)]
     found = comparison({2.0: cells, 1.0: [p95_cell("gorgo", 100.0)]})
-    series = ratio_series(found, (TTFT_P95, E2E_P95))
-    assert [(one["measure"], one["policy"], one["baseline"], one["runs"]) for one in table(series)] == [
+    points = ratio_points(found)
+    rows = table("ratio", points)
+    assert [(one["measure"], one["policy"], one["baseline"], one["runs"]) for one in rows] == [
         (f"p95 {name} / best baseline", policy, "prefix-cache", runs)
         for name in ("TTFT", "E2E")
         for policy, runs in (("gorgo", "2"), ("random", "1"))
     ]
-    gorgo, random = table(series)[:2]
+    gorgo, random = rows[:2]
     assert float(gorgo["ratio"]) == pytest.approx(0.9354, abs=1e-4)
     assert float(gorgo["interval_high"]) == pytest.approx(2675.89)
     assert (random["ratio"], random["interval_low"], random["interval_high"]) == ("0.25", "", "")
-    figure = ratio_plot(found, series)
+    figure = ratio_plot(found, points)
     assert [panel.get_yscale() for panel in figure.axes] == ["log"] * 2
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0.5"]
     low, high = figure.axes[0].get_ylim()
@@ -767,13 +650,13 @@ def test_a_ratio_names_its_baseline_and_has_its_interval() -> None:
 
 def test_the_p95_of_the_tail_is_the_p95_of_the_load_plot() -> None:
     runs = [np.random.default_rng(seed).lognormal(6, 1, 300) for seed in range(3)]
-    rows = [row(each_ms=values.tolist(), seed=seed) for seed, values in enumerate(runs)]
-    one = Cell("gorgo", "gorgo", tuple(Run(r, Requests(300, v, {})) for r, v in zip(rows, runs, strict=True)))
-    found = comparison({1.0: [one]})
-    (point,) = load_series(found, (TTFT_P95,)).points
-    (at_5_percent,) = (tail.x for tail in tail_series(found, [1.0]).points if tail.value == 0.05)
+    values = [one.tolist() for one in runs]
+    one = cell(*(row(each_ms=each_ms) for each_ms in values), ttft_ms=values)
+    found = comparison({2.0: [one], 1.0: [one]})
+    point = load_points(found)[0]
+    at_5_percent = next(tail.x for tail in tail_points(found) if tail.value == 0.05)
     assert at_5_percent == pytest.approx(point.value)
-    figure = tail_plot(found, tail_series(found, [1.0]))
+    figure = tail_plot(found, tail_points(found))
     figure.draw_without_rendering()
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["100%", "50%", "20%", "10%", "5%", "2%", "1%", "0.5%", "0.2%", "0.1%"]
@@ -781,7 +664,7 @@ def test_the_p95_of_the_tail_is_the_p95_of_the_load_plot() -> None:
 
 # runs
 def test_a_ratio_is_a_geometric_mean_over_seeds_with_student_s_interval() -> None:
-    found = ratio(p95_cell("a", 100.0, 110.0, 90.0), p95_cell("b", 200.0, 200.0, 200.0), TTFT_P95)
+    found = ratio(p95_cell("a", 100.0, 110.0, 90.0), p95_cell("b", 200.0, 200.0, 200.0), ttft_ms_p95)
     logs = np.log([0.5, 0.55, 0.45])
     half = 4.303 * np.std(logs, ddof=1) / np.sqrt(3)  # t at 97.5 % with 2 degrees of freedom
     assert found is not None
@@ -790,15 +673,15 @@ def test_a_ratio_is_a_geometric_mean_over_seeds_with_student_s_interval() -> Non
 
 
 def test_seeds_that_only_one_side_has_do_not_count() -> None:
-    found = ratio(p95_cell("a", 100.0, None, 90.0), p95_cell("b", 200.0, 50.0), TTFT_P95)
+    found = ratio(p95_cell("a", 100.0, None, 90.0), p95_cell("b", 200.0, 50.0), ttft_ms_p95)
     assert found is not None
     assert (found.n, found.value, found.low) == (1, 0.5, None)
-    assert ratio(p95_cell("a", None), p95_cell("b", 1.0), TTFT_P95) is None
+    assert ratio(p95_cell("a", None), p95_cell("b", 1.0), ttft_ms_p95) is None
 
 
 def test_the_inverse_ratio_is_the_reciprocal() -> None:
     a, b = p95_cell("a", 100.0, 130.0), p95_cell("b", 90.0, 200.0)
-    there, back = ratio(a, b, TTFT_P95), ratio(b, a, TTFT_P95)
+    there, back = ratio(a, b, ttft_ms_p95), ratio(b, a, ttft_ms_p95)
     assert there is not None
     assert back is not None
     assert log(there.value) == pytest.approx(-log(back.value))
@@ -806,19 +689,17 @@ def test_the_inverse_ratio_is_the_reciprocal() -> None:
 
 def test_the_best_baseline_is_one_of_the_paper_s_four() -> None:
     figures = {"random": 1.0, "least-load": 30.0, "prefix-cache": 20.0, "least-request": None, "gorgo": 10.0}
-    best = best_baseline([p95_cell(policy, value) for policy, value in figures.items()], TTFT_P95)
-    assert best is not None
-    assert best.label == "prefix-cache"
-    assert best_baseline([p95_cell("gorgo", 1.0)], TTFT_P95) is None
+    points = ratio_points(comparison({1.0: [p95_cell(policy, value) for policy, value in figures.items()]}))
+    assert {point.to for point in points} == {"prefix-cache"}
+    assert ratio_points(comparison({1.0: [p95_cell("gorgo", 1.0)]})) == []
 
 
 def test_unknown_runs_do_not_lower_a_mean() -> None:
-    assert mean(p95_cell("a", 100.0, None, 200.0), TTFT_P95) == 150.0
-    assert mean(p95_cell("a", None), TTFT_P95) is None
-    assert mean_share(p95_cell("a", 1.0, share={})) == {}
+    assert ttft_ms_p95(p95_cell("a", 100.0, None, 200.0).mean) == 150.0
+    assert ttft_ms_p95(p95_cell("a", None).mean) is None
 
 
 def test_a_quantile_of_several_runs_is_the_mean_of_theirs() -> None:
-    runs = [np.array([100.0, 300.0]), np.array([]), np.array([500.0])]
-    assert mean_quantiles(runs, (0.0, 0.5, 1.0)) == [300.0, 350.0, 400.0]
-    assert np.isnan(mean_quantiles([np.array([])], (0.5,))).all()
+    points = tail_points(comparison({1.0: [saved_cell("gorgo", [100.0, 300.0], [], [500.0, 700.0])]}))
+    assert [(point.value, point.x) for point in points if point.value in (1.0, 0.5)] == [(1.0, 300.0), (0.5, 400.0)]
+    assert {point.runs for point in points} == {2}
