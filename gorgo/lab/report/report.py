@@ -147,8 +147,8 @@ def acceptance_log(generations: Sequence[ReportGeneration]) -> PageTable:
     """Return the candidates and their results; the last generations if there are too many."""
     rows = []
     for one in generations[-MAX_ROWS:]:
-        figures = _text(one.sigma, ".3g"), _text(one.objective_ms, ",.0f"), _text(one.incumbent_objective_ms, ",.0f")
-        cells = format_weights(one.weights), *figures, one.decision, one.reason or UNKNOWN
+        texts = _text(one.sigma, ".3g"), _text(one.objective_ms, ",.0f"), _text(one.incumbent_objective_ms, ",.0f")
+        cells = format_weights(one.weights), *texts, one.decision, one.reason or UNKNOWN
         rows.append(TableRow(str(one.number), cells, frozenset({4} if one.accepted else ())))
     header = ("generation", "weights", "sigma", "p95 TTFT, ms", "incumbent's, ms", "decision", "reason")
     return PageTable("Acceptance log", header, tuple(rows), max(0, len(generations) - MAX_ROWS))
@@ -158,8 +158,8 @@ def policies_csv(comparison: Comparison) -> str:
     """Return every measure of every policy and load as CSV: counts, then means over runs."""
     rows = []
     for cell in comparison.cells:
-        figures = (measure.value(cell.mean) for measure in MEASURES)
-        rows.append((cell.label, cell.load, len(cell.rows), cell.mean.n, cell.mean.errors, *figures))
+        values = (measure.value(cell.mean) for measure in MEASURES)
+        rows.append((cell.label, cell.load, len(cell.rows), cell.mean.n, cell.mean.errors, *values))
     names = [measure.title[0].replace(",", "").replace("%", "percent").replace(" ", "_") for measure in MEASURES]
     return plots.csv_text(["policy", "load", "runs", "requests", "errors", *names], rows)
 
