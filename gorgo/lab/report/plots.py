@@ -40,12 +40,6 @@ GROUP_WIDTH = 0.76
 RATIO_MARGIN = 1.6
 LOAD_AXIS = "load relative to the trace's own"
 
-#: A figure, and of each panel its title and the points of each policy with its style.
-Drawing = tuple[Figure, list[tuple[Axes, str, list[tuple[LineStyle, list["PlotPoint"]]]]]]
-#: Generations with a value and whether it was accepted, and those with an effective value.
-Tried = Sequence[tuple[int, float, bool]]
-Steps = Sequence[tuple[int, float]]
-
 
 @dataclass(frozen=True, slots=True)
 class PlotPoint:
@@ -59,6 +53,13 @@ class PlotPoint:
     high: float | None = None
     runs: int = 1
     to: str = ""
+
+
+#: A figure, and of each panel its title and the points of each policy with its style.
+Drawing = tuple[Figure, list[tuple[Axes, str, list[tuple[LineStyle, list[PlotPoint]]]]]]
+#: Generations with a value and whether it was accepted, and those with an effective value.
+Tried = Sequence[tuple[int, float, bool]]
+Steps = Sequence[tuple[int, float]]
 
 
 def csv_text(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -40,7 +40,6 @@ COPY = "copies of simulated runs that count already: equal digests count once"
 UNLIKE = "digests of runs that count already, with other figures: the code changed between them; run both again"
 
 T = TypeVar("T")
-_ROWS = TypeAdapter(list[ResultRow])
 #: A row, and the TTFT of the run's requests that succeeded, if they were saved.
 Run = tuple[ResultRow, Floats | None]
 
@@ -134,7 +133,8 @@ class _RequestLine:
     error: str | None
 
 
-_LINE, _GENERATIONS = TypeAdapter(_RequestLine), TypeAdapter(list[ReportGeneration])
+_ROWS, _GENERATIONS = TypeAdapter(list[ResultRow]), TypeAdapter(list[ReportGeneration])
+_LINE = TypeAdapter(_RequestLine)
 
 
 def find_results(folder: Path, *, policies: Sequence[str] = ()) -> ReportInput:

@@ -91,13 +91,13 @@ class LineStyle:
 def line_styles(labels: Sequence[str], references: Sequence[str] = ()) -> dict[str, LineStyle]:
     """Return a different style for each label; references are grey."""
     policies = [label for label in labels if label not in references]
-    colours = [(label, COLOURS[n % len(COLOURS)], n) for n, label in enumerate(policies)]
-    colours += [(label, GREY, 1 + n) for n, label in enumerate(references)]
-    styles = {
-        label: LineStyle(colour, _DASHES[n % len(_DASHES)], _MARKERS[n % len(_MARKERS)], label in references)
-        for label, colour, n in colours
-    }
-    return {label: styles[label] for label in labels}
+    styles = {label: _style(COLOURS[n % len(COLOURS)], n) for n, label in enumerate(policies)}
+    grey = {label: _style(GREY, 1 + n, is_reference=True) for n, label in enumerate(references)}
+    return {label: styles.get(label) or grey[label] for label in labels}
+
+
+def _style(colour: str, n: int, *, is_reference: bool = False) -> LineStyle:
+    return LineStyle(colour, _DASHES[n % len(_DASHES)], _MARKERS[n % len(_MARKERS)], is_reference)
 
 
 def printable_text(text: str) -> str:
