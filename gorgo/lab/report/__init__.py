@@ -1,8 +1,8 @@
 """`gorgo report`: one HTML page of tables and plots from the results of simulate, replay, demo and tune.
 
 Owns what `gorgo report` and `gorgo history --plot` write, and the check that the extra `report` is installed:
-matplotlib and jinja2 are imported only after that check. Leaves the files that are read to `runs`, the page to `report`,
-and the drawings to `plots`.
+matplotlib and jinja2 are imported only after that check. Leaves the reading to `runs`, the page to `report`, and the
+drawings to `plots`.
 """
 
 from __future__ import annotations
