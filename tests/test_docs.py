@@ -29,7 +29,7 @@ from gorgo.live.admin.app import Admin
 from gorgo.live.http.headers import SESSION_HEADERS
 from gorgo.live.request.parse import INFERENCE_ROUTES
 from gorgo.live.request_options import SLO_HEADERS
-from gorgo.live.telemetry.metrics import METRICS
+from gorgo.live.telemetry.metric_table import METRICS
 from gorgo.policies.registry import POLICIES
 from gorgo.proxy.server import data_app
 from tests.cli.test_processes import fleet, output

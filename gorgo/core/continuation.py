@@ -350,13 +350,13 @@ def tokens_left(body: Mapping[str, Any], answer: PartialAnswer) -> int | None:
     (2, None)
     """
     sampling = body.get("sampling_params")
-    found = [
+    bounds = [
         value - answer.tokens
         for fields in (body, sampling if isinstance(sampling, dict) else {})
         for name in _MOST
         if isinstance(value := fields.get(name), int) and value > 0
     ]
-    return min(found, default=None)
+    return min(bounds, default=None)
 
 
 # What is behind the finish reason of an answer.
@@ -934,10 +934,10 @@ class Seam:
             joined = self._behind + "".join(self._texts) + text
             # One that lies before the seam was no end: it is the client's, by `min_tokens` for one.
             seam = len(self._behind)
-            found = [(at, s) for s in self._stops if 0 <= (at := joined.find(s, max(0, seam - len(s) + 1))) < seam]
-            if found:
-                place, stop = min(found)
-                text, stopped = joined[len(self._behind) : max(len(self._behind), place)], True
+            matches = [(at, s) for s in self._stops if 0 <= (at := joined.find(s, max(0, seam - len(s) + 1))) < seam]
+            if matches:
+                start, stop = min(matches)
+                text, stopped = joined[len(self._behind) : max(len(self._behind), start)], True
                 self._stop = stop if self._route == MESSAGES else None
             elif len(joined) > 2 * len(self._behind) + max(map(len, self._stops)):
                 self._behind = ""  # no stop string reaches back to the seam any more
@@ -954,8 +954,8 @@ class Seam:
 
     def _generated(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         before, (text, meta) = self._before, _generated_of(event)
-        known = "".join(self._texts)
-        new = text[len(known) :] if text.startswith(known) else ""
+        received = "".join(self._texts)
+        new = text[len(received) :] if text.startswith(received) else ""
         finish = meta.get("finish_reason")
         taken, stopped = self._take(new)
         if self._finished or not (taken or finish or stopped):
@@ -983,16 +983,16 @@ class Seam:
         details = usage.get("prompt_tokens_details")
         cached = _count(details if isinstance(details, dict) else usage, "cached_tokens")
         self.usage = SeamCounts(prompt, cached, output)
-        own = max(0, prompt - self._before.tokens)
+        prompt_tokens = max(0, prompt - self._before.tokens)
         if self._left is not None and self._left <= 0:
             output = 0
-        made = {**usage, "prompt_tokens": own, "completion_tokens": output + self._before.tokens}
+        made = {**usage, "prompt_tokens": prompt_tokens, "completion_tokens": output + self._before.tokens}
         if "total_tokens" in usage:
             made["total_tokens"] = made["prompt_tokens"] + made["completion_tokens"]
         if isinstance(details, dict) and "cached_tokens" in details:
-            made["prompt_tokens_details"] = {**details, "cached_tokens": min(cached, own)}
+            made["prompt_tokens_details"] = {**details, "cached_tokens": min(cached, prompt_tokens)}
         elif "cached_tokens" in usage:
-            made["cached_tokens"] = min(cached, own)
+            made["cached_tokens"] = min(cached, prompt_tokens)
         return made
 
 
@@ -1002,8 +1002,8 @@ def _named(event: Mapping[str, Any]) -> bytes:
 
 def _stop_strings(body: Mapping[str, Any]) -> list[str]:
     sampling = body.get("sampling_params")
-    found = (
+    stop = (
         body.get("stop") or body.get("stop_sequences") or (sampling.get("stop") if isinstance(sampling, dict) else None)
     )
-    values: Iterator[Any] = iter([found] if isinstance(found, str) else found if isinstance(found, list) else [])
+    values: Iterator[Any] = iter([stop] if isinstance(stop, str) else stop if isinstance(stop, list) else [])
     return [value for value in values if isinstance(value, str) and value]

@@ -365,8 +365,8 @@ class ClientQuotas:
     def in_flight(self, client: str) -> int:
         """Return the requests of `client` in flight."""
         quota, shared = self._quotas.get(client), self.shared
-        own = 0 if quota is None else quota.in_flight
-        return own if shared is None else own + shared.in_flight_of_others(client)
+        local = 0 if quota is None else quota.in_flight
+        return local if shared is None else local + shared.in_flight_of_others(client)
 
     def release(self, client: str | None, *, tokens: int = 0, used: int = 0) -> None:
         """Release a counted request of `client`: `tokens` were charged on arrival, `used` is what it has used."""

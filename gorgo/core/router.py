@@ -244,10 +244,10 @@ class Router:
             self._hedger.record_request(now=now)
         self._lifecycle.record_request(now=now)
         state = RequestState(request, self.quotas.counts(request.client))
-        own = self._admission.admit(state, now=now)
-        if isinstance(own, Reject):
+        action = self._admission.admit(state, now=now)
+        if isinstance(action, Reject):
             self._release_quota(state)
-        return own, others
+        return action, others
 
     def abandon(self, request_id: str, *, now: float) -> list[Action]:
         """Remove a queued request: its client has disconnected. A request that is not queued is ignored."""
@@ -263,8 +263,8 @@ class Router:
         Return a Cancel for another attempt of the request, and dispatches that became possible.
         """
         self._now = now
-        found = self._table.find(attempt_id)
-        ahead = found.replica.prefill_queue.before(attempt_id) if found is not None and self._hedger.on else []
+        reported = self._table.find(attempt_id)
+        ahead = reported.replica.prefill_queue.before(attempt_id) if reported is not None and self._hedger.on else []
         attempt = self._table.first_token(attempt_id, now=now)
         if attempt is None:
             return []
@@ -301,9 +301,9 @@ class Router:
         if request.text_bytes is not None and outcome.prompt_tokens is not None:
             self._learn_tokens(request, request.text_bytes, outcome.prompt_tokens)
         ended_s = now if attempt.released_s is None else attempt.released_s
-        own, others = self._lifecycle.on_result(attempt, outcome, now=ended_s)
+        retry, others = self._lifecycle.on_result(attempt, outcome, now=ended_s)
         others += self._drain_queue(now)
-        return own, others
+        return retry, others
 
     def can_continue(self, attempt_id: str, replicas: frozenset[str], *, now: float) -> bool:
         """Return whether one of `replicas` could go on with the answer of an open attempt, if it ended now."""
@@ -333,8 +333,8 @@ class Router:
 
     def bounded(self, request: RouteRequest, replica: str, outcome: Outcome) -> Outcome:
         """Return an outcome with no larger counts than `request` can have used on `replica`, for records of it."""
-        found = self._fleet.replicas.get(replica)
-        return outcome.bounded(request, None if found is None else found.context_tokens(request.model))
+        registered = self._fleet.replicas.get(replica)
+        return outcome.bounded(request, None if registered is None else registered.context_tokens(request.model))
 
     def _learn_tokens(self, request: RouteRequest, text_bytes: int, prompt_tokens: int) -> None:
         """Learn of a report how many tokens a text has, or beside a text its media."""
@@ -347,8 +347,8 @@ class Router:
 
     def learned_tokens(self) -> dict[str, list[list[Any]]]:
         """Return as JSON what reports have taught of prompts' lengths; empty if nothing."""
-        found = {"text": self.token_ratios.entries(), "media": self.media_tokens.entries()}
-        return {name: entries for name, entries in found.items() if entries}
+        learned = {"text": self.token_ratios.entries(), "media": self.media_tokens.entries()}
+        return {name: entries for name, entries in learned.items() if entries}
 
     def restore_tokens(self, learned: Mapping[str, object]) -> None:
         """Take in `learned_tokens` of a former process. Raises `ValueError` for any other value."""

@@ -284,14 +284,14 @@ class RouterView:
 
     def served_since(self, seq: int, *, limit: int) -> dict[Group, list[ServedRequest]]:
         """Return the newest requests after sample `seq` that had a first token, oldest first, by their group."""
-        found: dict[Group, list[ServedRequest]] = {}
+        served: dict[Group, list[ServedRequest]] = {}
         newest = self._samples.newest(min(max(self._samples.last_seq - seq, 0), limit))
         for sample in reversed(newest):
             replica, parts = self._fleet.replicas.get(sample.replica), sample.ttft_parts_ms
             if replica is None or parts is None or sample.ttft_ms is None:
                 continue
             prefill_s, ttft_s = parts["prefill"] / 1e3, sample.ttft_ms / 1e3
-            found.setdefault(_group(replica), []).append(
+            served.setdefault(_group(replica), []).append(
                 ServedRequest(
                     arrived_s=sample.finished_s - sample.e2e_s,
                     prefill_s=prefill_s,
@@ -300,7 +300,7 @@ class RouterView:
                     ttft_s=ttft_s,
                 )
             )
-        return found
+        return served
 
     def _snapshot(
         self, replica: Replica, overdue: Sequence[tuple[float, Attempt]], decode_slowdown: float | None, now: float
@@ -327,23 +327,26 @@ def _evidence(
     members: Sequence[Replica], fleet: Fleet, columns: Columns, waiting: Mapping[str | None, float], now: float
 ) -> GroupEvidence:
     """Return what is known of the replicas of a group; `columns` have the load of all routers."""
-    own, slots = fleet.columns, [each.slot for each in members]
+    own_columns, slots = fleet.columns, [each.slot for each in members]
     serving = [each for each in members if not each.draining and each.health.state is HealthState.HEALTHY]
-    shares = zip(own.prefill_share[slots].tolist(), own.prefill_share_s[slots].tolist(), strict=True)
+    shares = zip(own_columns.prefill_share[slots].tolist(), own_columns.prefill_share_s[slots].tolist(), strict=True)
     drained_s = zip(slots, columns.drained_at_s[slots].tolist(), strict=True)
     requests, tokens = float(columns.in_flight_requests[slots].sum()), float(columns.in_flight_tokens[slots].sum())
-    bounds = own.max_running_requests[slots], own.kv_capacity_tokens[slots] * requests / max(tokens, 1.0)
-    known = [float(np.nanmean(each)) for each in bounds if not np.isnan(each).all()]
+    bounds = (
+        own_columns.max_running_requests[slots],
+        own_columns.kv_capacity_tokens[slots] * requests / max(tokens, 1.0),
+    )
+    mean_bounds = [float(np.nanmean(each)) for each in bounds if not np.isnan(each).all()]
     return GroupEvidence(
         replicas=len(serving),
         work=sum(faded(share, now - since_s) for share, since_s in shares),
         shed_s=sum(each.shed_prefill_s for each in members),
-        own_requests=float(own.in_flight_requests[slots].sum()),
+        own_requests=float(own_columns.in_flight_requests[slots].sum()),
         requests=requests,
-        backlog_s=sum(max(0.0, at_s - now - one_way_s(own, slot)) for slot, at_s in drained_s)
+        backlog_s=sum(max(0.0, at_s - now - one_way_s(own_columns, slot)) for slot, at_s in drained_s)
         + sum(waiting.get(each.spec.name, 0.0) for each in members),
         prefills=max((each.prefill_queue.speed.parallel.count for each in serving), default=1),
-        slots=min([each for each in known if each >= 1.0], default=inf),
+        slots=min([each for each in mean_bounds if each >= 1.0], default=inf),
     )
 
 
@@ -353,12 +356,12 @@ def _decode_slowdowns(replicas: Iterable[Replica]) -> dict[Replica, float | None
     for replica in replicas:
         if (tpot_s := replica.decode_times.tpot_s) is not None:
             alike.setdefault((frozenset(replica.models), replica.spec.accelerator), []).append((replica, tpot_s))
-    found: dict[Replica, float | None] = {}
+    slowdowns: dict[Replica, float | None] = {}
     for group in alike.values():
-        found |= zip(
+        slowdowns |= zip(
             (replica for replica, _ in group), relative_to_others([tpot_s for _, tpot_s in group]), strict=True
         )
-    return found
+    return slowdowns
 
 
 # What a Router learns of its replicas: the fleet and its changes, probes, scrapes, connections and models.
@@ -679,13 +682,13 @@ class RouterCaches:
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Return the block sizes for which a request for `model` needs hashes: of feeds and of policies."""
         feeds, eligibility = self._feeds, self._fleet.eligibility
-        own = hashed_block_sizes(self._dispatcher.policy, self._dispatcher.shadow)
+        policy_sizes = hashed_block_sizes(self._dispatcher.policy, self._dispatcher.shadow)
         if not feeds.changes:
-            return own
+            return policy_sizes
         changes = feeds.changes, eligibility.models_changes
         if changes != self._sizes_changes or len(self._sizes) >= _MAX_MODELS:
             self._sizes, self._sizes_changes = {}, changes
         sizes = self._sizes.get(model)
         if sizes is None:
             sizes = self._sizes[model] = feeds.block_sizes(eligibility.slots_serving(model), model)
-        return sizes | own if own else sizes
+        return sizes | policy_sizes if policy_sizes else sizes

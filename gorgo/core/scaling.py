@@ -230,13 +230,13 @@ class ScalingSignal:
             if group not in self._groups:
                 self._groups[group] = _GroupState()
         for group, state in list(self._groups.items()):
-            known = evidence.get(group)
-            if known is None:
+            group_evidence = evidence.get(group)
+            if group_evidence is None:
                 if now - state.updated_s > HOLD_STARTUPS * limits.startup_s:
                     del self._groups[group]
                     self.wanted.pop(group, None)
                 continue
-            self.wanted[group] = state.decide(group, known, served.get(group, ()), limits, now=now)
+            self.wanted[group] = state.decide(group, group_evidence, served.get(group, ()), limits, now=now)
         return self.wanted
 
 
@@ -440,10 +440,10 @@ class ServedAgain:
 
     def share(self, replicas: int) -> float:
         """Return the share with a first token in time, of those that can be, if so many replicas serve all in order."""
-        found = self._shares.get(replicas)
-        if found is None:
-            found = self._shares[replicas] = self._served_again(replicas)
-        return found
+        share = self._shares.get(replicas)
+        if share is None:
+            share = self._shares[replicas] = self._served_again(replicas)
+        return share
 
     def _served_again(self, replicas: int) -> float:
         if replicas < 1:

@@ -510,12 +510,12 @@ class UsageReader:
 
 
 def _first_bytes(chunks: Iterable[bytes], size: int) -> bytes:
-    found = b""
+    head = b""
     for chunk in chunks:
-        found += chunk[: size - len(found)]
-        if len(found) == size:
+        head += chunk[: size - len(head)]
+        if len(head) == size:
             break
-    return found
+    return head
 
 
 def read_usage(body: bytes) -> Usage | None:
@@ -616,36 +616,36 @@ def _last_usage(data: bytes) -> Usage | None:
     """Return the last usage object in `data`, of the last `MAX_CANDIDATES` that may be one. Most is not searched."""
     usage, meta = data.rfind(_USAGE), data.rfind(_META_INFO)
     reads = 0
-    while (place := usage if usage > meta else meta) >= 0 and reads < MAX_CANDIDATES:
-        key = _KEY.match(data, place)
+    while (position := usage if usage > meta else meta) >= 0 and reads < MAX_CANDIDATES:
+        key = _KEY.match(data, position)
         if key is not None:
             reads += 1
-            found = _usage(_object_at(data, key.end()))
-            if found is not None:
-                return found
-        if place == usage:
-            usage = data.rfind(_USAGE, 0, place)
+            counts = _usage(_object_at(data, key.end()))
+            if counts is not None:
+                return counts
+        if position == usage:
+            usage = data.rfind(_USAGE, 0, position)
         else:
-            meta = data.rfind(_META_INFO, 0, place)
+            meta = data.rfind(_META_INFO, 0, position)
     return None
 
 
 def _first_usage(data: bytes) -> Usage | None:
     """Return the first usage object in `data`, of the first `MAX_CANDIDATES` that may be one."""
     for key in islice(_KEY.finditer(data), MAX_CANDIDATES):
-        found = _usage(_object_at(data, key.end()))
-        if found is not None:
-            return found
+        usage = _usage(_object_at(data, key.end()))
+        if usage is not None:
+            return usage
     return None
 
 
 def _object_at(data: bytes, start: int) -> object:
     """The JSON object that starts at `start`; `None` if it is cut off or broken."""
     try:
-        found: object = _SCAN(data[start : start + TAIL_BYTES].decode("utf-8", "replace"), 0)[0]
+        parsed: object = _SCAN(data[start : start + TAIL_BYTES].decode("utf-8", "replace"), 0)[0]
     except (StopIteration, ValueError, RecursionError):
         return None
-    return found
+    return parsed
 
 
 def _usage(fields: object) -> Usage | None:
@@ -675,8 +675,8 @@ def _count(fields: Mapping[str, Any], *names: str) -> int | None:
 
 
 def _sum(counts: list[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    reported = [count for count in counts if count is not None]
+    return sum(reported) if reported else None
 
 
 # Whole responses: whether a stream has its end, whether a body is an error, and whether an answer is doubtfully short.
@@ -733,11 +733,11 @@ def _read_end(route: str, tail: bytes) -> StreamEnd | None:
     of its own.
     """
     has_content, is_end = content_rule(route), end_rule(route)
-    is_done = found = is_counted = False
+    is_done = has_event = is_counted = False
     ended: set[int] = set()
     begun: set[int] = set()
     for data in _last_data(tail):
-        found = True
+        has_event = True
         if data == _DONE:
             is_done = True
             continue
@@ -756,7 +756,7 @@ def _read_end(route: str, tail: bytes) -> StreamEnd | None:
         return StreamEnd.COMPLETE
     if is_done or (ended and begun <= ended):
         return StreamEnd.COMPLETE
-    return StreamEnd.MISSING if found else None
+    return StreamEnd.MISSING if has_event else None
 
 
 def _choices(event: Json, is_end: _Rule) -> list[tuple[int, bool]]:

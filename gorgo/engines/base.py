@@ -50,8 +50,8 @@ def continuation_of(engine: EngineDialect, route: str) -> Continuation | None:
     >>> continuation_of(dialect("vllm"), "/v1/completions"), continuation_of(dialect("openai"), "/v1/completions")
     (<Continuation.FLAGS: 'flags'>, None)
     """
-    found: Continuation | None = getattr(engine, "continuation", None)
-    return Continuation.AS_CHAT if route == MESSAGES and found is Continuation.FLAGS else found
+    continuation: Continuation | None = getattr(engine, "continuation", None)
+    return Continuation.AS_CHAT if route == MESSAGES and continuation is Continuation.FLAGS else continuation
 
 
 #: The route by which all engines that go on with an answer count tokens.
@@ -85,10 +85,10 @@ def read_tokens(status: int, answer: bytes) -> list[Any] | None:
     ([5, 7], None)
     """
     try:
-        found = json.loads(answer) if status == 200 else None
+        reply = json.loads(answer) if status == 200 else None
     except (ValueError, RecursionError):
         return None
-    tokens = found.get("tokens") if isinstance(found, dict) else None
+    tokens = reply.get("tokens") if isinstance(reply, dict) else None
     return tokens if isinstance(tokens, list) else None
 
 

@@ -67,10 +67,10 @@ def read_models(answer: object) -> tuple[ServedModel, ...] | None:
     if rows is None:
         return None
     models: dict[str, ServedModel] = {}
-    for row in rows:
-        name, parent = _name(row.get("id")), _name(row.get("parent"))
+    for entry in rows:
+        name, parent = _name(entry.get("id")), _name(entry.get("parent"))
         if name is not None and len(models) < MAX_MODELS:
-            models.setdefault(name, ServedModel(name, None if parent == name else parent, _context_of_row(row)))
+            models.setdefault(name, ServedModel(name, None if parent == name else parent, _context_of_row(entry)))
     return tuple(_with_context_of_base(model, models) for model in models.values())
 
 
@@ -100,13 +100,13 @@ def read_context(answer: object) -> int | None:
     settings = answer.get("default_generation_settings")
     if isinstance(settings, dict):
         return _tokens(settings.get("n_ctx"))
-    found = (_tokens(answer.get(key)) for key in ("max_model_len", "context_length", "max_req_input_len"))
-    return next((tokens for tokens in found if tokens is not None), None)
+    contexts = (_tokens(answer.get(key)) for key in ("max_model_len", "context_length", "max_req_input_len"))
+    return next((tokens for tokens in contexts if tokens is not None), None)
 
 
 def owner_of(answer: object) -> str | None:
     """Return the kind of engine that owns the models of an answer to `/v1/models`, `None` if it is not a known one."""
-    owners = {row.get("owned_by") for row in _rows(answer) or () if isinstance(row.get("owned_by"), str)}
+    owners = {entry.get("owned_by") for entry in _rows(answer) or () if isinstance(entry.get("owned_by"), str)}
     return next((name for name in _ROUTES if owners == {name}), None)
 
 
@@ -135,14 +135,14 @@ def recognise(path: str, answer: object) -> FoundEngine | None:
 
 def _rows(answer: object) -> list[dict[str, object]] | None:
     rows = answer.get("data") if isinstance(answer, dict) else None
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else None
+    return [entry for entry in rows if isinstance(entry, dict)] if isinstance(rows, list) else None
 
 
-def _context_of_row(row: Mapping[str, object]) -> int | None:
-    meta = row.get("meta")
-    found = [_tokens(row.get(key)) for key in _CONTEXT_KEYS]
-    found += [_tokens(meta.get("n_ctx"))] if isinstance(meta, dict) else []
-    return next((tokens for tokens in found if tokens is not None), None)
+def _context_of_row(entry: Mapping[str, object]) -> int | None:
+    meta = entry.get("meta")
+    contexts = [_tokens(entry.get(key)) for key in _CONTEXT_KEYS]
+    contexts += [_tokens(meta.get("n_ctx"))] if isinstance(meta, dict) else []
+    return next((tokens for tokens in contexts if tokens is not None), None)
 
 
 def _tokens(value: object) -> int | None:

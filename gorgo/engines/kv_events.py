@@ -153,10 +153,9 @@ def is_unknown_kind(event: bytes) -> bool:
     return kind not in KNOWN_KINDS
 
 
-# Short messages of plain events, decoded at once: in a third of the time that `decode_each` takes.
-#
-# Owns the form that both engines send today: an array of maps with integer hashes and no keys beside tokens. A message
-# of any other form, or with any bad field, is none of these.
+# Short messages of plain events, decoded at once: in a third of the time that `decode_each` takes. Their form is what
+# both engines send today: an array of maps with integer hashes and no keys beside tokens. A message of any other form,
+# or with any bad field, is none of these.
 
 
 #: The engines' names for memories: one of a few takes no memory of its own. A message with another is not plain.
@@ -227,32 +226,32 @@ def _decoded(sent: list[_Stored | _Removed | _Cleared]) -> tuple[list[KvEvent], 
     """
     events: list[KvEvent] = []
     skipped = 0
-    row: _Removed | None = None
+    pending: _Removed | None = None
     removed: list[int] = []
     for event in sent:
         if type(event) is _Removed:
-            if row is None or event.medium != row.medium or event.group_idx != row.group_idx:
-                if row is not None:
-                    events.append(_removed(removed, row))
-                row, removed = event, []
+            if pending is None or event.medium != pending.medium or event.group_idx != pending.group_idx:
+                if pending is not None:
+                    events.append(_removed(removed, pending))
+                pending, removed = event, []
             removed += event.block_hashes
             continue
-        if row is not None:
-            events.append(_removed(removed, row))
-            row = None
+        if pending is not None:
+            events.append(_removed(removed, pending))
+            pending = None
         if type(event) is not _Stored:
             events.append(_CLEARED)
         elif event.kv_cache_spec_kind in INDEXED_KINDS:
             events.append(_plain_stored(event))
         else:
             skipped += 1
-    if row is not None:
-        events.append(_removed(removed, row))
+    if pending is not None:
+        events.append(_removed(removed, pending))
     return events, skipped
 
 
-def _removed(hashes: list[int], row: _Removed) -> BlocksRemoved:
-    return BlocksRemoved(_plain_low_bits(hashes), TIERS.get(row.medium), row.group_idx or 0)
+def _removed(hashes: list[int], event: _Removed) -> BlocksRemoved:
+    return BlocksRemoved(_plain_low_bits(hashes), TIERS.get(event.medium), event.group_idx or 0)
 
 
 def _plain_stored(event: _Stored) -> BlocksStored:
@@ -383,7 +382,7 @@ def _stored(event: StoredFields) -> BlocksStored | None:
         group=_group(event.group_idx),
         adapter=adapter,
         cache_salt=salt,
-        extra={place: b"".join(keys) for place, keys in extra.items()},
+        extra={block: b"".join(keys) for block, keys in extra.items()},
     )
 
 
@@ -392,13 +391,13 @@ def _extra(raw: Raw, adapter: str | None) -> dict[int, list[bytes]]:
     if length(raw) > _MAX_ITEMS:
         raise ValueError(f"extra_keys of {length(raw):,} blocks: expected at most {_MAX_ITEMS:,}")
     name = None if adapter is None else encode(adapter)
-    found = {}
-    for place, keys in enumerate(EXTRA_KEYS.decode(raw) or ()):
+    keys_by_block = {}
+    for block, keys in enumerate(EXTRA_KEYS.decode(raw) or ()):
         if len(keys) > _MAX_KEYS_BYTES:
             raise ValueError(f"extra_keys of {len(keys):,} bytes for one block: expected at most {_MAX_KEYS_BYTES:,}")
         if others := [bytes(key) for key in BLOCK_KEYS.decode(keys) or () if bytes(key) != name]:
-            found[place] = others
-    return found
+            keys_by_block[block] = others
+    return keys_by_block
 
 
 def _only_text(keys: list[bytes]) -> str | None:

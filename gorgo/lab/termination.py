@@ -1,9 +1,10 @@
 """How a command ends: by a signal, or with the process that started it.
 
-SIGTERM is as Ctrl-C for what has something to undo, or both are a value to wait for. `python -m gorgo.lab.termination
-...` is the `gorgo` command as a child that ends with its parent. The parent passes the read end of a pipe as stdin and
-keeps the write end, which the operating system closes however the parent ends, also by SIGKILL. Then the child sends
-itself SIGTERM, and SIGKILL if it has not ended in time.
+SIGTERM is as Ctrl-C for what has something to undo, or both are a value to wait for.
+
+`python -m gorgo.lab.termination ...` is the `gorgo` command as a child that ends with its parent. The parent passes the
+read end of a pipe as stdin and keeps the write end, which the operating system closes however the parent ends, also by
+SIGKILL. Then the child sends itself SIGTERM, and SIGKILL if it has not ended in time.
 """
 
 from __future__ import annotations

@@ -154,10 +154,10 @@ def fit_rls(rows: TrainingRows, spec: TrainingSpec, *, version: int) -> LinearMo
     squares = tuple(rows.names.index(name) for name in _SQUARED if name in rows.names)
     table = terms(scaler, squares, recent.features)
     ttft = _run(table, capped_ttft_s(recent, spec.target_cap_s), recent.censored)
-    known = np.isfinite(recent.tpot_s)
+    has_tpot = np.isfinite(recent.tpot_s)
     tpot = None
-    if known.sum() >= LEAST_TPOT_ROWS:
-        tpot = _run(table[known], recent.tpot_s[known], np.zeros(int(known.sum()), dtype=np.bool_))
+    if has_tpot.sum() >= LEAST_TPOT_ROWS:
+        tpot = _run(table[has_tpot], recent.tpot_s[has_tpot], np.zeros(int(has_tpot.sum()), dtype=np.bool_))
     return LinearModel(
         **facts(rows, version), kind="rls", scaler=scaler, squares=squares, ttft_weights=ttft, tpot_weights=tpot
     )

@@ -50,8 +50,8 @@ class ModelParts:
         Its arrays by name.
     """
 
-    def __init__(self, place: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        self._place = place
+    def __init__(self, source: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._place = source
         self._header = header
         self._arrays = arrays
         parts = header.get("parts")
@@ -85,31 +85,33 @@ class ModelParts:
 
     def columns(self, name: str) -> tuple[int, ...]:
         """Return a list of columns of the header."""
-        found = self._parts.get(name)
-        if not isinstance(found, list) or not all(type(each) is int and 0 <= each < len(self.names) for each in found):
-            raise self.error(name, repr(found), f"columns from 0 to {len(self.names) - 1}")
-        return tuple(found)
+        columns = self._parts.get(name)
+        if not isinstance(columns, list) or not all(
+            type(each) is int and 0 <= each < len(self.names) for each in columns
+        ):
+            raise self.error(name, repr(columns), f"columns from 0 to {len(self.names) - 1}")
+        return tuple(columns)
 
     def number(self, name: str) -> float:
         """Return a number of the header."""
-        found = self._parts.get(name)
-        if not is_number(found):
-            raise self.error(name, repr(found), "a number")
-        return float(found)
+        number = self._parts.get(name)
+        if not is_number(number):
+            raise self.error(name, repr(number), "a number")
+        return float(number)
 
     def target(self) -> TargetKind:
         """Return the target of the training."""
-        found = self._parts.get("target")
-        if found not in get_args(TargetKind):
-            raise self.error("target", repr(found), " or ".join(get_args(TargetKind)))
-        return cast(TargetKind, found)
+        target = self._parts.get("target")
+        if target not in get_args(TargetKind):
+            raise self.error("target", repr(target), " or ".join(get_args(TargetKind)))
+        return cast(TargetKind, target)
 
     def strings(self, name: str) -> list[str]:
         """Return a list of words of the header."""
-        found = self._parts.get(name)
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-            raise self.error(name, repr(found), "a list of names")
-        return found
+        words = self._parts.get(name)
+        if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+            raise self.error(name, repr(words), "a list of names")
+        return words
 
     def has(self, name: str) -> bool:
         """Return whether the file has an array."""
@@ -117,33 +119,33 @@ class ModelParts:
 
     def array(self, name: str, dtype: Any, length: int | None = None) -> NDArray[Any]:
         """Return a vector of finite numbers of one type, and of one length if given."""
-        found = self._arrays.get(name)
+        array = self._arrays.get(name)
         expected = f"{np.dtype(dtype).name} numbers" if length is None else f"{length} {np.dtype(dtype).name} numbers"
-        if found is None:
+        if array is None:
             raise self.error(name, "no such array", expected)
-        if found.ndim != 1 or found.dtype != dtype or (length is not None and len(found) != length):
-            raise self.error(name, f"{found.dtype.name} of shape {found.shape}", expected)
-        if not np.isfinite(found).all():
+        if array.ndim != 1 or array.dtype != dtype or (length is not None and len(array) != length):
+            raise self.error(name, f"{array.dtype.name} of shape {array.shape}", expected)
+        if not np.isfinite(array).all():
             raise self.error(name, "a number that is not finite", expected)
-        return found
+        return array
 
     def error(self, name: str, found: str, expected: str) -> ModelFileError:
         """Return the error of one part."""
         return ModelFileError(f"{self._place}: {name}", found, expected)
 
     def _names(self) -> tuple[str, ...]:
-        found = self._header.get("names")
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise self.error("names", repr(found)[:200], "a list of names of features")
-        if not 1 <= len(found) <= _MOST_NAMES or len(set(found)) < len(found):
-            raise self.error("names", repr(found)[:200], f"1 to {_MOST_NAMES} different names of features")
-        return tuple(found)
+        names = self._header.get("names")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self.error("names", repr(names)[:200], "a list of names of features")
+        if not 1 <= len(names) <= _MOST_NAMES or len(set(names)) < len(names):
+            raise self.error("names", repr(names)[:200], f"1 to {_MOST_NAMES} different names of features")
+        return tuple(names)
 
     def _count(self, part: Mapping[str, Any], name: str) -> int:
-        found = part.get(name)
-        if type(found) is not int or found < 0:
-            raise self.error(name, repr(found), "a count from 0")
-        return found
+        count = part.get(name)
+        if type(count) is not int or count < 0:
+            raise self.error(name, repr(count), "a count from 0")
+        return count
 
 
 def _is_width(value: object) -> bool:
@@ -274,56 +276,56 @@ def dumps(model: Model) -> bytes:
 
 
 def loads(
-    data: bytes, place: str, *, names: tuple[str, ...] | None = None, kinds: Collection[str] | None = None
+    data: bytes, source: str, *, names: tuple[str, ...] | None = None, kinds: Collection[str] | None = None
 ) -> Model:
-    """Return the model of a file's bytes, as `load` does; `place` names the file in errors."""
-    arrays = _arrays(data, place)
-    header = _header(arrays, place)
-    parts = ModelParts(place, header, arrays)
+    """Return the model of a file's bytes, as `load` does; `source` names the file in errors."""
+    arrays = _arrays(data, source)
+    header = _header(arrays, source)
+    parts = ModelParts(source, header, arrays)
     if parts.kind not in READERS:
-        raise ModelFileError(f"{place}: kind", repr(parts.kind), f"one of {', '.join(READERS)}")
+        raise ModelFileError(f"{source}: kind", repr(parts.kind), f"one of {', '.join(READERS)}")
     if kinds is not None and parts.kind not in kinds:
-        raise ModelFileError(f"{place}: kind", repr(parts.kind), f"one of {', '.join(kinds)}")
+        raise ModelFileError(f"{source}: kind", repr(parts.kind), f"one of {', '.join(kinds)}")
     if names is not None and parts.names != names:
-        raise ModelFileError(f"{place}: features", ", ".join(parts.names), ", ".join(names))
+        raise ModelFileError(f"{source}: features", ", ".join(parts.names), ", ".join(names))
     return READERS[parts.kind](parts)
 
 
-def _arrays(data: bytes, place: str) -> dict[str, NDArray[Any]]:
+def _arrays(data: bytes, source: str) -> dict[str, NDArray[Any]]:
     """Return all arrays of a file; numpy checks each one's length, zip its checksum."""
     if len(data) > MAX_BYTES:
-        raise ModelFileError(place, f"more than {MAX_BYTES} bytes", _EXPECTED)
+        raise ModelFileError(source, f"more than {MAX_BYTES} bytes", _EXPECTED)
     if not data.startswith(b"PK"):
-        raise ModelFileError(place, "no npz file" if data else "an empty file", _EXPECTED)
+        raise ModelFileError(source, "no npz file" if data else "an empty file", _EXPECTED)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             size = sum(member.file_size for member in archive.infolist())
         if size > MAX_BYTES:
-            raise ModelFileError(place, f"arrays of {size} bytes", f"at most {MAX_BYTES}")
+            raise ModelFileError(source, f"arrays of {size} bytes", f"at most {MAX_BYTES}")
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     # What numpy and zipfile raise for bytes that neither wrote.
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise ModelFileError(place, f"damaged ({error})", _EXPECTED) from error
+        raise ModelFileError(source, f"damaged ({error})", _EXPECTED) from error
     except (MemoryError, RuntimeError, SyntaxError) as error:
-        raise ModelFileError(place, f"damaged ({error})", _EXPECTED) from error
+        raise ModelFileError(source, f"damaged ({error})", _EXPECTED) from error
 
 
 def _header(
-    arrays: dict[str, NDArray[Any]], place: str, *, form: str = FORMAT, expected: str = _EXPECTED
+    arrays: dict[str, NDArray[Any]], source: str, *, form: str = FORMAT, expected: str = _EXPECTED
 ) -> dict[str, Any]:
     text = arrays.get(_HEADER)
     if text is None or text.dtype != np.uint8:
-        raise ModelFileError(place, "an npz file without a header", expected)
+        raise ModelFileError(source, "an npz file without a header", expected)
     try:
         header = json.loads(text.tobytes())
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{place}: header", f"no JSON ({error})", expected) from error
+        raise ModelFileError(f"{source}: header", f"no JSON ({error})", expected) from error
     if not isinstance(header, dict) or header.get("format") != form:
-        raise ModelFileError(f"{place}: header", "another format", expected)
+        raise ModelFileError(f"{source}: header", "another format", expected)
     if header.get("format_version") != FORMAT_VERSION:
         raise ModelFileError(
-            f"{place}: format_version", repr(header.get("format_version")), f"{FORMAT_VERSION}: train a new model"
+            f"{source}: format_version", repr(header.get("format_version")), f"{FORMAT_VERSION}: train a new model"
         )
     return header
 
@@ -353,9 +355,9 @@ def load_outcomes(path: Path, *, names: tuple[str, ...]) -> TrainingRows:
     """
     arrays = _arrays(read(path), str(path))
     header = _header(arrays, str(path), form=OUTCOMES_FORMAT, expected=_OUTCOMES_EXPECTED)
-    found, first_seq = header.get("names"), header.get("first_seq")
-    if found != list(names):
-        raise ModelFileError(f"{path}: features", repr(found)[:500], ", ".join(names))
+    names_in_file, first_seq = header.get("names"), header.get("first_seq")
+    if names_in_file != list(names):
+        raise ModelFileError(f"{path}: features", repr(names_in_file)[:500], ", ".join(names))
     if type(first_seq) is not int or first_seq < 0:
         raise ModelFileError(f"{path}: first_seq", repr(first_seq)[:100], "a number from 0")
     empty = TrainingRows.empty(names)

@@ -102,8 +102,8 @@ def _columns(table: NDArray[np.float32], names: tuple[str, ...]) -> tuple[Floats
     """Return prior, step, and tokens short per request that decodes."""
 
     def column(name: str) -> Floats:
-        found: Floats = table[:, names.index(name)].astype(np.float64) if name in names else np.zeros(len(table))
-        return found
+        values: Floats = table[:, names.index(name)].astype(np.float64) if name in names else np.zeros(len(table))
+        return values
 
     return (
         column(PRIOR),
@@ -118,8 +118,8 @@ def _hold_s(rows: TrainingRows) -> float:
         estimated = rows.features[:, rows.names.index("uncached_tokens")]
         new_tokens = np.where(np.isnan(new_tokens), estimated, new_tokens)
     decode_s = rows.e2e_s - rows.ttft_s
-    known = np.isfinite(new_tokens) & np.isfinite(decode_s)
-    return float(decode_s[known].mean() / max(float(new_tokens[known].mean()), 1.0)) if known.any() else 0.0
+    complete = np.isfinite(new_tokens) & np.isfinite(decode_s)
+    return float(decode_s[complete].mean() / max(float(new_tokens[complete].mean()), 1.0)) if complete.any() else 0.0
 
 
 def _share(step_s: Floats, beyond_s: Floats, scale_s: Floats) -> float:

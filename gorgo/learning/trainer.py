@@ -538,18 +538,20 @@ def why_worse(model: Model, incumbent: Model, tested: TrainingRows) -> str | Non
         if model.samples >= incumbent.samples:
             return None
         return f"{model.samples:,} samples, and version {incumbent.version} has {incumbent.samples:,}"
-    own = [_mape(each.ttft_s(measured.features), measured.ttft_s) for each in (model, incumbent)]
+    mapes = [_mape(each.ttft_s(measured.features), measured.ttft_s) for each in (model, incumbent)]
     timed = measured.select(np.flatnonzero(measured.tpot_s > 0.0))
     per_token = [each.tpot_s(timed.features) if len(timed) else None for each in (model, incumbent)]
     if per_token[0] is not None and per_token[1] is not None:
-        own = [
+        mapes = [
             0.5 * (error + _mape(each, timed.tpot_s))
-            for error, each in zip(own, per_token, strict=True)
+            for error, each in zip(mapes, per_token, strict=True)
             if each is not None
         ]
-    if own[0] <= own[1]:
+    if mapes[0] <= mapes[1]:
         return None
-    return f"error {own[0]:.1%} on {len(measured)} held-out rows, where version {incumbent.version} has {own[1]:.1%}"
+    return (
+        f"error {mapes[0]:.1%} on {len(measured)} held-out rows, where version {incumbent.version} has {mapes[1]:.1%}"
+    )
 
 
 def _mape(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:

@@ -148,72 +148,72 @@ def _check_tree(text: str, features: int) -> None:
     body = text.rstrip("\n")
     if len(text) - len(body) < 2 or "\n\n" in body:
         raise ValueError("no end")
-    found = _assignments(body, {*_OF_NODES, *_OF_LEAVES, *_IN_ALL, *_OF_CATEGORIES})
-    if not found.keys() >= _REQUIRED:
-        raise ValueError(f"no {', '.join(sorted(_REQUIRED - found.keys()))}")
-    (leaves,), (categories,) = _integers(found, "num_leaves", 1), _integers(found, "num_cat", 1)
-    if leaves < 1 or categories < 0 or found.get("is_linear", "0") != "0":
+    fields = _assignments(body, {*_OF_NODES, *_OF_LEAVES, *_IN_ALL, *_OF_CATEGORIES})
+    if not fields.keys() >= _REQUIRED:
+        raise ValueError(f"no {', '.join(sorted(_REQUIRED - fields.keys()))}")
+    (leaves,), (categories,) = _integers(fields, "num_leaves", 1), _integers(fields, "num_cat", 1)
+    if leaves < 1 or categories < 0 or fields.get("is_linear", "0") != "0":
         raise ValueError("leaves, categories or linear leaves that there are not")
     nodes = leaves - 1
     for keys, count in ((_OF_NODES, nodes), (_OF_LEAVES, leaves), (["shrinkage"], 1)):
         for key in keys:
             # LightGBM writes no weight of a leaf that is the whole tree, and reads none.
-            if key in found and not (leaves == 1 and key != "leaf_value" and not found[key]):
-                _numbers(found, key, count)
-    if not all(map(math.isfinite, _numbers(found, "leaf_value", leaves))):
+            if key in fields and not (leaves == 1 and key != "leaf_value" and not fields[key]):
+                _numbers(fields, key, count)
+    if not all(map(math.isfinite, _numbers(fields, "leaf_value", leaves))):
         raise ValueError("a leaf_value that is not finite")
-    if not all(0 <= column < features for column in _integers(found, "split_feature", nodes)):
+    if not all(0 <= column < features for column in _integers(fields, "split_feature", nodes)):
         raise ValueError(f"a split_feature that is not 0 to {features - 1}")
     for key in ("left_child", "right_child"):
         # A node is made after its parent; leaves are negative.
-        children = _integers(found, key, nodes)
+        children = _integers(fields, key, nodes)
         if not all(node < child < nodes or -leaves <= child < 0 for node, child in enumerate(children)):
             raise ValueError(f"a {key} that is neither a later node nor a leaf")
-    _check_categories(found, nodes, categories)
+    _check_categories(fields, nodes, categories)
 
 
-def _check_categories(found: Mapping[str, str], nodes: int, categories: int) -> None:
-    decisions = _integers(found, "decision_type", nodes) if "decision_type" in found else [0] * nodes
+def _check_categories(fields: Mapping[str, str], nodes: int, categories: int) -> None:
+    decisions = _integers(fields, "decision_type", nodes) if "decision_type" in fields else [0] * nodes
     if not all(0 <= each >> _MISSING_SHIFT <= _MOST_MISSING for each in decisions):
         raise ValueError("a decision_type that there is not")
     places = [
-        place
-        for place, decision in zip(_numbers(found, "threshold", nodes), decisions, strict=True)
+        threshold
+        for threshold, decision in zip(_numbers(fields, "threshold", nodes), decisions, strict=True)
         if decision & _CATEGORICAL
     ]
-    if not all(place.is_integer() and 0 <= place < categories for place in places):
+    if not all(threshold.is_integer() and 0 <= threshold < categories for threshold in places):
         raise ValueError(f"a threshold of categories that is not 0 to {categories - 1}")
     if categories:
-        bounds = _integers(found, "cat_boundaries", categories + 1)
+        bounds = _integers(fields, "cat_boundaries", categories + 1)
         if bounds[0] != 0 or any(after <= before for before, after in pairwise(bounds)):
             raise ValueError("cat_boundaries that do not ascend from 0")
-        words = _integers(found, "cat_threshold", bounds[-1])
+        words = _integers(fields, "cat_threshold", bounds[-1])
         if not all(0 <= word < 1 << 32 for word in words):
             raise ValueError("a cat_threshold of more than 32 bits")
 
 
 def _assignments(text: str, keys: Set[str]) -> dict[str, str]:
     """Return the lines `key=value`, each key once."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in text.split("\n"):
         key, _, value = line.partition("=")
-        if line and (key not in keys or key in found or "=" not in line):
+        if line and (key not in keys or key in fields or "=" not in line):
             raise ValueError(f"the line {line[:40]!r}")
-        found[key] = value
-    return found
+        fields[key] = value
+    return fields
 
 
-def _numbers(found: Mapping[str, str], key: str, count: int) -> list[float]:
-    words = _words(found, key, count)
+def _numbers(fields: Mapping[str, str], key: str, count: int) -> list[float]:
+    words = _words(fields, key, count)
     return [float(word) for word in words]
 
 
-def _integers(found: Mapping[str, str], key: str, count: int | None = None) -> list[int]:
-    return [int(word) for word in _words(found, key, count)]
+def _integers(fields: Mapping[str, str], key: str, count: int | None = None) -> list[int]:
+    return [int(word) for word in _words(fields, key, count)]
 
 
-def _words(found: Mapping[str, str], key: str, count: int | None) -> Sequence[str]:
-    value = found.get(key, "")
+def _words(fields: Mapping[str, str], key: str, count: int | None) -> Sequence[str]:
+    value = fields.get(key, "")
     words = value.split(" ") if value else []
     if (count is not None and len(words) != count) or not value.isascii() or "_" in value:
         raise ValueError(f"{len(words)} numbers of {key}; expected {count}")
@@ -296,15 +296,15 @@ class TreesModel(FittedModel):
 
 def fit_trees(rows: TrainingRows, spec: TrainingSpec, *, seed: int, version: int) -> TreesModel:
     """Return boosted trees of all rows. Raises `MissingExtra`."""
-    known = np.isfinite(rows.tpot_s)
+    has_tpot = np.isfinite(rows.tpot_s)
     ttft = encode(capped_ttft_s(rows, spec.target_cap_s), spec.target)
     timed = {"ttft": (rows, ttft)} | (
-        {"tpot": (rows.select(known), encode(rows.tpot_s[known], spec.target))}
-        if known.sum() >= LEAST_TPOT_ROWS
+        {"tpot": (rows.select(has_tpot), encode(rows.tpot_s[has_tpot], spec.target))}
+        if has_tpot.sum() >= LEAST_TPOT_ROWS
         else {}
     )
     boosters = {}
-    if _is_split(rows, known):
+    if _is_split(rows, has_tpot):
         for time, (part, target) in timed.items():
             queued = part.features[:, rows.names.index(_QUEUE)] > 0.0
             for name, chosen, left_out in (("idle", ~queued, _QUEUE_COLUMNS), ("queued", queued, ())):
@@ -314,12 +314,12 @@ def fit_trees(rows: TrainingRows, spec: TrainingSpec, *, seed: int, version: int
     return TreesModel(**facts(rows, version), boosters=boosters, target=spec.target)
 
 
-def _is_split(rows: TrainingRows, known: NDArray[np.bool_]) -> bool:
+def _is_split(rows: TrainingRows, has_tpot: NDArray[np.bool_]) -> bool:
     """Return whether rows with and without a queue suffice for models of their own."""
     if _QUEUE not in rows.names:
         return False
     queued = rows.features[:, rows.names.index(_QUEUE)] > 0.0
-    return min(int(np.sum(part)) for part in (queued, ~queued, queued & known, ~queued & known)) >= LEAST_ROWS
+    return min(int(np.sum(part)) for part in (queued, ~queued, queued & has_tpot, ~queued & has_tpot)) >= LEAST_ROWS
 
 
 def _fit(rows: TrainingRows, target: Floats, left_out: tuple[str, ...], time: str, seed: int) -> Trees:

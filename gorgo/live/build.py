@@ -95,8 +95,8 @@ def build_live(
     for name in sorted(start.draining):
         router.replicas.drain(name, now=clock())
     buffers = BufferBudget(max_buffered_bytes(config.limits))
-    found = FoundFleet(config.fleet_sources, now=clock())
-    metrics = Metrics(router, clock, buffers, found)
+    found_fleet = FoundFleet(config.fleet_sources, now=clock())
+    metrics = Metrics(router, clock, buffers, found_fleet)
     deadlines = deadlines_by_region(config)
     targets = {
         replica.name: make_target(
@@ -169,7 +169,7 @@ def build_live(
     replicas = Replicas(
         targets=targets,
         tls=system_tls,
-        found=found,
+        found=found_fleet,
         pushes=PushService(router, gateway, clock),
         model_lists=ModelLists(clock),
     )
@@ -226,11 +226,11 @@ def _shadow(config: Config, configured: Policy, policy: Policy) -> Policy | None
 
 def _registered(persisted: PersistedState | None, config: Config) -> RegisteredReplicas:
     """Return the replicas of the state file that fit the configuration; the log has the others."""
-    found = RegisteredReplicas(() if persisted is None else persisted.registered)
-    for name in found.named_by(config):
-        found.remove(name)
+    registered = RegisteredReplicas(() if persisted is None else persisted.registered)
+    for name in registered.named_by(config):
+        registered.remove(name)
         log("registration_ended", replica=name, reason="regions.yaml names it")
-    for name in found.unfit(config):
-        found.remove(name)
+    for name in registered.unfit(config):
+        registered.remove(name)
         log("registration_ended", level=logging.ERROR, replica=name, reason="its region is not in regions.yaml")
-    return found
+    return registered

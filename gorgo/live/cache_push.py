@@ -384,13 +384,13 @@ def from_json(body: Mapping[str, Any]) -> CachePush:
 
 def from_query(query: Iterable[tuple[str, str]]) -> CachePush:
     """Return the push that a query describes, without hashes. Raises `HttpError` (400)."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, text in query:
-        if name not in FIELDS or name in found:
+        if name not in FIELDS or name in fields:
             raise _refused(f"{name[:60]!r}: unknown or repeated; expected in the query {', '.join(FIELDS)}, each once")
         is_text = name in ("worker_id", "model")
-        found[name] = text if is_text else _number(name, text)
-    return _push(found, np.empty(0, dtype=np.uint64))
+        fields[name] = text if is_text else _number(name, text)
+    return _push(fields, np.empty(0, dtype=np.uint64))
 
 
 def unpacked(body: bytes | bytearray) -> NDArray[np.uint64]:
@@ -400,16 +400,16 @@ def unpacked(body: bytes | bytearray) -> NDArray[np.uint64]:
     return np.frombuffer(body, dtype="<u8").astype(np.uint64, copy=False)
 
 
-def _push(found: Mapping[str, Any], hashes: NDArray[np.uint64]) -> CachePush:
-    if found.get("version", VERSION) != VERSION:
+def _push(fields: Mapping[str, Any], hashes: NDArray[np.uint64]) -> CachePush:
+    if fields.get("version", VERSION) != VERSION:
         raise HttpError(400, "unsupported_version", f"version: expected {VERSION}, the only one")
-    model = found.get("model")
+    model = fields.get("model")
     return CachePush(
-        replica=_text("worker_id", found.get("worker_id"), "the name of the engine's replica"),
+        replica=_text("worker_id", fields.get("worker_id"), "the name of the engine's replica"),
         model=None if model is None else _text("model", model, "the name of a model, or none for all of the replica"),
-        block_tokens=_count("block_tokens", found.get("block_tokens"), 1, MAX_BLOCK_TOKENS),
-        epoch=_count("epoch", found.get("epoch"), 0, _MAX_NUMBER),
-        sequence=_count("sequence", found.get("sequence"), 0, _MAX_NUMBER),
+        block_tokens=_count("block_tokens", fields.get("block_tokens"), 1, MAX_BLOCK_TOKENS),
+        epoch=_count("epoch", fields.get("epoch"), 0, _MAX_NUMBER),
+        sequence=_count("sequence", fields.get("sequence"), 0, _MAX_NUMBER),
         hashes=hashes,
     )
 

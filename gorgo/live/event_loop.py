@@ -154,10 +154,10 @@ class RouterGateway:
             self.refresh_connections()
         if self.before_decision is not None:
             self.before_decision()
-        own, others = self._router.submit(request, now=self._clock())
+        action, others = self._router.submit(request, now=self._clock())
         self.apply(others)
-        self._report_dispatch(own)
-        return own
+        self._report_dispatch(action)
+        return action
 
     def abandon(self, request_id: str) -> None:
         """Cancel a queued request."""
@@ -178,20 +178,20 @@ class RouterGateway:
         """Finish an attempt; return the next action for its request: a Dispatch, a Reject, or None."""
         if self.stale_connections and (self._router.queued or outcome.result is not COMPLETED):
             self.refresh_connections()
-        own, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
+        action, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
         self.apply(others)
-        self._report_dispatch(own)
-        return own
+        self._report_dispatch(action)
+        return action
 
     def continue_beside(self, dispatch: Dispatch, replicas: frozenset[str], partial_tokens: int) -> Dispatch | None:
         """Dispatch the rest of an answer while its attempt stays open; `None` if it stays there."""
         if self.stale_connections:
             self.refresh_connections()
-        found = self._router.continue_beside(dispatch.attempt_id, replicas, partial_tokens, now=self._clock())
-        self._report_dispatch(found)
+        action = self._router.continue_beside(dispatch.attempt_id, replicas, partial_tokens, now=self._clock())
+        self._report_dispatch(action)
         if self.after_event is not None:
             self.after_event()
-        return None if found is None else found.dispatch
+        return None if action is None else action.dispatch
 
     def resumed(self, dispatch: Dispatch) -> None:
         """Leave an answer to the attempt that had it, and cancel the one beside it."""
@@ -200,10 +200,10 @@ class RouterGateway:
     def served_elsewhere(self, dispatch: Dispatch, replica: str, outcome: Outcome) -> Dispatch | None:
         """Move an attempt, which ended so, to the replica that a gateway chose; `None` if there is nothing to move."""
         now = self._clock()
-        own, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, outcome, now=now)
+        action, others = self._router.on_served_elsewhere(dispatch.attempt_id, replica, outcome, now=now)
         self.apply(others)
-        self._report_dispatch(own)
-        return own
+        self._report_dispatch(action)
+        return action
 
     def run_timer(self) -> None:
         """Run the Router's due timers."""
@@ -253,8 +253,6 @@ class RouterGateway:
 
 
 # Coalesces the writes of a busy event loop, to clients and to replicas: those of one turn are done in the next.
-#
-# Owns when connections write, not what: a connection has its bytes from the step in which they came.
 #
 # Theory of operation. A write to a process that sleeps wakes it, which in a virtual machine takes as long as relaying
 # an event. Written as they are made, bytes come more slowly than a peer of many connections takes them, so that each
@@ -322,7 +320,7 @@ _OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, TurnWrites] = WeakKeyDict
 
 def writes_of(loop: asyncio.AbstractEventLoop) -> TurnWrites:
     """Return the one that all connections of a loop share."""
-    found = _OF_LOOP.get(loop)
-    if found is None:
-        found = _OF_LOOP[loop] = TurnWrites()
-    return found
+    writes = _OF_LOOP.get(loop)
+    if writes is None:
+        writes = _OF_LOOP[loop] = TurnWrites()
+    return writes

@@ -242,9 +242,6 @@ def _place(failure: BaseException) -> dict[str, str]:
 
 
 # A log of lines, as the request log: a bounded queue that one task empties, and a bounded set of files.
-#
-# Owns the queue (`LineLog`) and the files (`LineFile`). Leaves the content of a line to its caller.
-#
 # A request never waits for the log. Lines beyond the bound are dropped, counted and logged.
 
 
@@ -346,14 +343,14 @@ class LineFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         descriptor = os.open(self.path, flags, _MODE)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise ValueError("not a regular file")
-            complete = found.st_size == 0 or os.pread(descriptor, 1, found.st_size - 1) == b"\n"
+            complete = status.st_size == 0 or os.pread(descriptor, 1, status.st_size - 1) == b"\n"
         except (OSError, ValueError):
             os.close(descriptor)
             raise
-        self._descriptor, self._size = descriptor, found.st_size
+        self._descriptor, self._size = descriptor, status.st_size
         try:
             self._append(self._header if complete else b"\n" + self._header)
         except OSError:

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from gorgo.live.tokens import FileTokens, ModelTokens
 
 
-# Own hashes of a prompt's token blocks, cached by part, so that a longer prompt costs its new part.
-#
-# Owns the cache. The hashes are those of `core.prefix.kv_source`.
+# Own hashes of a prompt's token blocks (`core.prefix.kv_source`), cached by part, so that a longer prompt costs its new
+# part.
 #
 # Theory of operation. A section is what a part adds to the prompt before it: the hashes of the blocks that end in it.
 # Each section has a number, and its key is the number of the section before it and the key of the part. So a number
@@ -83,7 +82,7 @@ class BlockHashes:
         block_bytes = block_tokens * TOKEN_BYTES
         # Of another length than any key of a part.
         number, _ = self._stored((root, b"root" + block_tokens.to_bytes(4, "little") + prompt.origin), b"")
-        found: list[bytes] = []
+        sections: list[bytes] = []
         tokens = b""
         hashed = end = 0
         for part, key in zip(prompt.parts, prompt.keys, strict=True):
@@ -91,7 +90,9 @@ class BlockHashes:
             section = self._sections.use((number, key))
             if section is None:
                 tokens = tokens or b"".join(prompt.parts)
-                before = next((int.from_bytes(each[-HASH_BYTES:], "little") for each in reversed(found) if each), root)
+                before = next(
+                    (int.from_bytes(each[-HASH_BYTES:], "little") for each in reversed(sections) if each), root
+                )
                 added: list[bytes] = []
                 for start in range(hashed, end // block_bytes * block_bytes, STEP_BLOCKS * block_bytes):
                     step = tokens[start : min(start + STEP_BLOCKS * block_bytes, end)]
@@ -101,9 +102,9 @@ class BlockHashes:
                 hashes = b"".join(added)
                 section = (number, hashes) if key == UNCACHED else self._stored((number, key), hashes)
             number, hashes = section
-            found.append(hashes)
+            sections.append(hashes)
             hashed += len(hashes) // HASH_BYTES * block_bytes
-        return unpacked(b"".join(found))
+        return unpacked(b"".join(sections))
 
     def check(self) -> None:
         """Assert the bound."""
@@ -177,23 +178,23 @@ class PromptTokens:
 
         `base` is the model with the tokenizer: another than `model` for an adapter, which is `adapter` too.
         """
-        known = self.models.get(base or "")
-        if known is not None and known.differs and not self._is_tried_again(known):
+        model_tokens = self.models.get(base or "")
+        if model_tokens is not None and model_tokens.differs and not self._is_tried_again(model_tokens):
             return None
-        found = None if known is None else await self._encoded(known, route, fields, adapter)
-        if found is None and fields.token_ids is not None:
-            found = EncodedPrompt.of_ids(fields.token_ids), ()
-        if found is None:
-            if known is not None:
+        encoded = None if model_tokens is None else await self._encoded(model_tokens, route, fields, adapter)
+        if encoded is None and fields.token_ids is not None:
+            encoded = EncodedPrompt.of_ids(fields.token_ids), ()
+        if encoded is None:
+            if model_tokens is not None:
                 self._count("skipped")
             return None
-        prompt, boundaries = found
+        prompt, boundaries = encoded
         # Simulated engines know an adapter by the first token, and no salt.
-        is_simulated = known is not None and known.files is None
+        is_simulated = model_tokens is not None and model_tokens.files is None
         root = 0 if is_simulated else chain_root(adapter, _salt(fields))
         hashes = {size: await self._hashed(prompt, size, root) for size in self._block_sizes(model)}
         self._count("counted")
-        return ExactPrompt(None if known is None else known.name, prompt.tokens, hashes, boundaries)
+        return ExactPrompt(None if model_tokens is None else model_tokens.name, prompt.tokens, hashes, boundaries)
 
     def compare_report(self, exact: ExactPrompt, reported: int, replica: str) -> None:
         """Compare a count with the report of a replica's engine.
@@ -201,35 +202,37 @@ class PromptTokens:
         One engine can err or lie: the model's prompts are estimated once all of its replicas differ several times in a
         row, and are counted again after a while.
         """
-        known = self.models.get(exact.model or "")
-        if known is None:
+        model_tokens = self.models.get(exact.model or "")
+        if model_tokens is None:
             return
         if reported == exact.tokens:
-            known.differences.pop(replica, None)
-            known.differs = False
+            model_tokens.differences.pop(replica, None)
+            model_tokens.differs = False
             return
-        before = known.differences.get(replica, 0)
-        known.differences[replica] = min(before + 1, SEVERAL)
-        if known.differs or known.differences[replica] < SEVERAL:
+        before = model_tokens.differences.get(replica, 0)
+        model_tokens.differences[replica] = min(before + 1, SEVERAL)
+        if model_tokens.differs or model_tokens.differences[replica] < SEVERAL:
             return
-        serving = self._serving(known.name)
+        serving = self._serving(model_tokens.name)
         if serving:
-            known.differences = {name: count for name, count in known.differences.items() if name in serving}
-        known.differs = all(known.differences.get(name, 0) >= SEVERAL for name in serving)
-        if known.differs:
-            known.retry_s = self._clock() + RETRY_S
-        if before == SEVERAL and not known.differs:
+            model_tokens.differences = {
+                name: count for name, count in model_tokens.differences.items() if name in serving
+            }
+        model_tokens.differs = all(model_tokens.differences.get(name, 0) >= SEVERAL for name in serving)
+        if model_tokens.differs:
+            model_tokens.retry_s = self._clock() + RETRY_S
+        if before == SEVERAL and not model_tokens.differs:
             return
         self._count("different")
         log(
             "prompt_tokens_differ",
             level=logging.WARNING,
-            model=known.name,
+            model=model_tokens.name,
             replica=replica,
             counted=exact.tokens,
             reported=reported,
             in_force=f"estimates, for {RETRY_S:g} s"
-            if known.differs
+            if model_tokens.differs
             else "own counts: other replicas agree or are silent",
         )
 
@@ -240,25 +243,25 @@ class PromptTokens:
 
     # -- helpers
 
-    def _is_tried_again(self, known: ModelTokens) -> bool:
+    def _is_tried_again(self, model_tokens: ModelTokens) -> bool:
         """Return whether the prompts of a model are counted again: one more difference of each replica ends that."""
-        if self._clock() < known.retry_s:
+        if self._clock() < model_tokens.retry_s:
             return False
-        known.differs = False
-        known.differences = dict.fromkeys(known.differences, SEVERAL - 1)
+        model_tokens.differs = False
+        model_tokens.differences = dict.fromkeys(model_tokens.differences, SEVERAL - 1)
         return True
 
     async def _encoded(
-        self, known: ModelTokens, route: str, fields: BodyFields, adapter: str | None
+        self, model_tokens: ModelTokens, route: str, fields: BodyFields, adapter: str | None
     ) -> tuple[EncodedPrompt, tuple[int, ...]] | None:
         """Return the ids of a prompt and the ends of its messages."""
-        if known.files is not None:
+        if model_tokens.files is not None:
             try:
-                return await self._by_files(known.files, route, fields)
+                return await self._by_files(model_tokens.files, route, fields)
             except UnicodeEncodeError:
                 return None  # half a surrogate pair
             except (TemplateFailedError, EncodingFailedError) as error:
-                _log_failure(known, error)
+                _log_failure(model_tokens, error)
                 return None
         prompt = fields.prompt
         if prompt is None or not prompt.is_single:
@@ -342,8 +345,8 @@ def _message_ends(parts: Sequence[bytes]) -> tuple[int, ...]:
     return tuple(bounded(starts[1:]))
 
 
-def _log_failure(known: ModelTokens, error: TemplateFailedError | EncodingFailedError) -> None:
-    if not known.failed:
-        known.failed = True
+def _log_failure(model_tokens: ModelTokens, error: TemplateFailedError | EncodingFailedError) -> None:
+    if not model_tokens.failed:
+        model_tokens.failed = True
         event = "chat_template_failed" if isinstance(error, TemplateFailedError) else "tokenizer_failed"
-        log(event, level=logging.WARNING, model=known.name, error=str(error), in_force="estimates")
+        log(event, level=logging.WARNING, model=model_tokens.name, error=str(error), in_force="estimates")

@@ -62,7 +62,9 @@ class ClientPolicies:
     def for_client(cls, config: Config) -> ClientPolicies:
         clients = {rule.name: rule for rule in config.clients.rules}
         models = {model.name: frozenset(model.allowed_regions) for model in config.models if model.allowed_regions}
-        names = {model.name for model in config.models} | {name for row in config.replicas for name in row.models}
+        names = {model.name for model in config.models} | {
+            name for replica in config.replicas for name in replica.models
+        }
         return cls(clients, models, frozenset(names))
 
     def may_see_estimates(self, client: str | None) -> bool:
@@ -74,10 +76,10 @@ class ClientPolicies:
         if not isinstance(headers, RequestHeaders):
             return self._options(headers, client=client, model=model)
         findings = headers.findings
-        known = findings.options
-        if known is None or known[0] is not self or known[1] != client or known[2] != model:
-            known = findings.options = self, client, model, self._options(headers, client=client, model=model)
-        options: RequestOptions = known[3]
+        cached = findings.options
+        if cached is None or cached[0] is not self or cached[1] != client or cached[2] != model:
+            cached = findings.options = self, client, model, self._options(headers, client=client, model=model)
+        options: RequestOptions = cached[3]
         return options
 
     def _options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:
@@ -92,8 +94,8 @@ class ClientPolicies:
             priority = priority or 0 if client is None else min(priority or 0, 0)
             return RequestOptions(slo_s, priority, regions, tpot_s, prefix_len)
         if rule.allowed_regions:
-            own = frozenset(rule.allowed_regions)
-            regions = own if regions is None else own & regions
+            allowed = frozenset(rule.allowed_regions)
+            regions = allowed if regions is None else allowed & regions
         priority = rule.priority if priority is None else min(priority, rule.priority)
         return RequestOptions(slo_s, priority, regions, tpot_s, prefix_len)
 
@@ -119,25 +121,25 @@ _NONE_SENT = _Sent()
 
 def _read(headers: Iterable[Header]) -> _Sent:
     """Return what the headers ask for."""
-    found: dict[bytes, bytes] = {}
+    values: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _EXPECTED:
-            found.setdefault(name, value)
-    if not found:
+            values.setdefault(name, value)
+    if not values:
         return _NONE_SENT
-    priority, prefix_len = found.get(PRIORITY_HEADER), found.get(PREFIX_LEN_HEADER)
+    priority, prefix_len = values.get(PRIORITY_HEADER), values.get(PREFIX_LEN_HEADER)
     return _Sent(
-        _first_s(found, SLO_HEADERS),
-        _first_s(found, SLO_TPOT_HEADERS),
+        _first_s(values, SLO_HEADERS),
+        _first_s(values, SLO_TPOT_HEADERS),
         None if priority is None else _priority(priority),
         None if prefix_len is None else _prefix_len(prefix_len),
     )
 
 
-def _first_s(found: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> float | None:
+def _first_s(values: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> float | None:
     for name in names:
-        if name in found:
-            return _milliseconds(name, found[name]) / 1e3
+        if name in values:
+            return _milliseconds(name, values[name]) / 1e3
     return None
 
 
@@ -174,9 +176,6 @@ def _prefix_len(value: bytes) -> int:
 
 # Authentication of clients by keys, of which only the SHA-256 is stored.
 #
-# Owns the list, the check, and removing the key from the headers for a replica. Leaves a client's rules to
-# `request_options`.
-#
 # Theory of operation. A key is a long random word, so its hash cannot be reversed. The hash of a client's key is
 # compared with all hashes, each in constant time, to the end of the list: the duration of a check reveals nothing.
 # Headers that repeat those of an earlier request, key included, are admitted as these were. Off by default: without a
@@ -200,8 +199,8 @@ class ClientKeys:
 
     __slots__ = ("_names",)
 
-    def __init__(self, known: Iterable[tuple[str, bytes]]) -> None:
-        self._names = tuple(known)
+    def __init__(self, entries: Iterable[tuple[str, bytes]]) -> None:
+        self._names = tuple(entries)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -214,20 +213,20 @@ class ClientKeys:
     def name_of(self, key: bytes) -> str | None:
         """Return the name of a key, None for an unknown one. Takes equally long for each."""
         digest = sha256(key).digest()
-        found = None
-        for name, known in self._names:
-            if compare_digest(digest, known):
-                found = name
-        return found
+        matched = None
+        for name, entry_digest in self._names:
+            if compare_digest(digest, entry_digest):
+                matched = name
+        return matched
 
     def admit(self, headers: Sequence[Header]) -> tuple[str, list[Header]]:
         """Return the client's name, and the headers without the key. Raises `HttpError` (401)."""
         findings = headers.findings if isinstance(headers, RequestHeaders) else None
         if findings is not None and findings.admitted is not None and findings.admitted[0] is self:
-            _, known, place, others = findings.admitted
+            _, client, index, others = findings.admitted
             left = RequestHeaders(headers, others)
-            del left[place]
-            return known, left
+            del left[index]
+            return client, left
         rest: list[Header] = []
         keys: list[Header] = []
         for pair in headers:
@@ -251,15 +250,15 @@ def read_client_keys(clients: ClientsConfig) -> ClientKeys | None:
     if clients.keys_file is None:
         return None
     path = clients.keys_file
-    known = _entries(_read_credential(path).splitlines(), path)
-    if not 0 < len(known) <= MAX_KEYS:
-        raise InvalidValueError(_PLACE, f"{path!r}: {len(known)} keys", f"1 to {MAX_KEYS}, each as {_EXPECTED_KEY}")
-    return ClientKeys(known)
+    entries = _entries(_read_credential(path).splitlines(), path)
+    if not 0 < len(entries) <= MAX_KEYS:
+        raise InvalidValueError(_PLACE, f"{path!r}: {len(entries)} keys", f"1 to {MAX_KEYS}, each as {_EXPECTED_KEY}")
+    return ClientKeys(entries)
 
 
 def _entries(lines: Iterable[str], path: str) -> list[tuple[str, bytes]]:
     """Parse entries. Errors name a line by its number: it may be a key that was not hashed."""
-    known = []
+    entries = []
     for number, line in enumerate(lines, 1):
         text = line.split("#", 1)[0].strip()
         if not text:
@@ -269,10 +268,10 @@ def _entries(lines: Iterable[str], path: str) -> list[tuple[str, bytes]]:
             raise InvalidValueError(_PLACE, f"{path!r}: line {number} is no entry", _EXPECTED_KEY)
         digest = bytes.fromhex(match[2])
         if digest in _EMPTY:
-            found = f"{path!r}: line {number} has the hash of an empty key; was the variable with the key not set?"
-            raise InvalidValueError(_PLACE, found, _EXPECTED_KEY)
-        known.append((match[1], digest))
-    return known
+            problem = f"{path!r}: line {number} has the hash of an empty key; was the variable with the key not set?"
+            raise InvalidValueError(_PLACE, problem, _EXPECTED_KEY)
+        entries.append((match[1], digest))
+    return entries
 
 
 def _read_credential(path: str) -> str:

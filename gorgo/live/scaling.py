@@ -86,21 +86,21 @@ class HotPrompts:
             self._added = 0
             for head in self._heads.values():
                 head.count = (head.count + 1) // 2
-        found = self._heads.get((model, prefix_hash))
-        if found is None:
+        earlier = self._heads.get((model, prefix_hash))
+        if earlier is None:
             self._begin((model, prefix_hash), body)
             return
-        found.count += 1
-        if not found.compared and body != found.body:
-            self._bytes -= found.size
-            found.prompt, found.body, found.compared = shared_prompt(found.body, body), b"", True
-            self._bytes += found.size
+        earlier.count += 1
+        if not earlier.compared and body != earlier.body:
+            self._bytes -= earlier.size
+            earlier.prompt, earlier.body, earlier.compared = shared_prompt(earlier.body, body), b"", True
+            self._bytes += earlier.size
 
     def hottest(self) -> list[tuple[str | None, bytes]]:
         """Return model and body of the most frequent beginnings, without a field `model`."""
-        known = [(key[0], head) for key, head in self._heads.items() if head.prompt]
-        known.sort(key=lambda row: -row[1].count)
-        return [(model, head.prompt) for model, head in known[: self.wanted]]
+        heads = [(key[0], head) for key, head in self._heads.items() if head.prompt]
+        heads.sort(key=lambda keyed: -keyed[1].count)
+        return [(model, head.prompt) for model, head in heads[: self.wanted]]
 
     def _begin(self, key: tuple[str | None, int], body: bytes) -> None:
         count = 1

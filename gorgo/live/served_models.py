@@ -66,19 +66,19 @@ class ServedModels:
         self._aliases = model_names(config)
         self._configured = {replica.name: replica.models for replica in config.replicas}
         staying = self._configured.keys() - restarted
-        self._found = {name: found for name, found in self._found.items() if name in staying}
+        self._found = {name: listing for name, listing in self._found.items() if name in staying}
         self._index()
 
-    def set_list(self, replica: str, found: Iterable[ServedModel], *, engine: str) -> tuple[str, ...]:
+    def set_list(self, replica: str, models: Iterable[ServedModel], *, engine: str) -> tuple[str, ...]:
         """Store the list of a replica; return it in names of the Router."""
-        self._found[replica] = tuple(found), engine
+        self._found[replica] = tuple(models), engine
         self._index()
         return self.listed(replica)
 
     def listed(self, replica: str) -> tuple[str, ...]:
         """Return the models that a replica lists, in names of the Router."""
-        found, _ = self._found.get(replica, ((), ""))
-        return tuple(dict.fromkeys(self._aliases.get(model.name, model.name) for model in found))
+        models, _ = self._found.get(replica, ((), ""))
+        return tuple(dict.fromkeys(self._aliases.get(model.name, model.name) for model in models))
 
     def served(self, replica: str) -> tuple[str, ...]:
         """Return the models that a replica lists, or those of the configuration without a list."""
@@ -88,9 +88,9 @@ class ServedModels:
 
     def contexts(self, replica: str) -> dict[str, int]:
         """Return the contexts of the models that a replica lists, where it says them: by name in the Router, tokens."""
-        found, _ = self._found.get(replica, ((), ""))
-        known = {self._aliases.get(model.name, model.name): model.context_tokens for model in found}
-        return {name: tokens for name, tokens in known.items() if tokens is not None}
+        models, _ = self._found.get(replica, ((), ""))
+        contexts = {self._aliases.get(model.name, model.name): model.context_tokens for model in models}
+        return {name: tokens for name, tokens in contexts.items() if tokens is not None}
 
     def canonical(self, name: str | None) -> str | None:
         """Return the name in the Router of the model that a client calls `name`."""
@@ -130,11 +130,11 @@ class ServedModels:
         return [self._row(name) for name in dict.fromkeys(names)]
 
     def _row(self, name: str) -> dict[str, object]:
-        row: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "gorgo"}
+        entry: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "gorgo"}
         contexts = [self.contexts(replica).get(self.canonical(name) or name) for replica in self._found]
-        if known := [tokens for tokens in contexts if tokens is not None]:
-            row["max_model_len"] = max(known)
-        return row | ({"parent": self._parents[name]} if name in self._parents else {})
+        if limits := [tokens for tokens in contexts if tokens is not None]:
+            entry["max_model_len"] = max(limits)
+        return entry | ({"parent": self._parents[name]} if name in self._parents else {})
 
     def may_find(self, name: str, *, refused: bool, now: float) -> bool:
         """Return whether fresh lists could have `name`; `refused` if no replica would be sent it."""
@@ -181,23 +181,23 @@ class ServedModels:
         for replica, names in self._configured.items():
             for name in names:
                 self._engine_names.setdefault((replica, self._aliases.get(name, name)), name)
-        for replica, (found, engine) in self._found.items():
-            self._index_replica(replica, found, engine)
-        listed = {model.name for found, _ in self._found.values() for model in found}
+        for replica, (models, engine) in self._found.items():
+            self._index_replica(replica, models, engine)
+        listed = {model.name for models, _ in self._found.values() for model in models}
         self._synonyms = {name: model for name, model in self._synonyms.items() if name not in listed} | self._aliases
 
-    def _index_replica(self, replica: str, found: Iterable[ServedModel], engine: str) -> None:
-        known: dict[str, str] = {}
-        for model in found:
+    def _index_replica(self, replica: str, models: Iterable[ServedModel], engine: str) -> None:
+        spellings: dict[str, str] = {}
+        for model in models:
             name = self._aliases.get(model.name, model.name)
             spelled = model.name
             if model.parent is not None:
                 self._parents.setdefault(name, model.parent)
                 self._synonyms[f"{model.parent}:{model.name}"] = name
                 spelled = f"{model.parent}:{model.name}" if engine == "sglang" else spelled
-            if name not in known or model.name == name:
-                known[name] = spelled
-        self._engine_names |= {(replica, name): spelled for name, spelled in known.items()}
+            if name not in spellings or model.name == name:
+                spellings[name] = spelled
+        self._engine_names |= {(replica, name): spelled for name, spelled in spellings.items()}
 
 
 # Lists of models that replicas answer, where the configuration and the monitors know none.

@@ -52,10 +52,9 @@ if TYPE_CHECKING:
     from gorgo.live.telemetry.spans import Tracing
 
 
-# Readiness: whether some replica could serve a request now, and the reason for each that could not. Pure.
-#
-# Owns the rule of `/ready` and of the status page's alert. In a panic the Router also tries ejected replicas; a load
-# balancer with another proxy to choose should not.
+# Readiness, for `/ready` and the status page's alert: whether some replica could serve a request now, and the reason
+# for each that could not. In a panic the Router also tries ejected replicas; a load balancer with another proxy to
+# choose should not.
 
 
 #: Regions that may serve a model, for models with such a rule.
@@ -114,9 +113,6 @@ def _obstacle(view: ReplicaSnapshot, allowed: AllowedRegions, unreachable: bool)
 
 
 # What the proxy knows of each replica's cache, how right it was, and by which reports: for metrics, status and page.
-#
-# Owns the composition. The Router has the source in use and its errors, `kv_events` the state of the feed of KV
-# events, `cache_push` the pushes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +350,7 @@ class LiveState:
         metrics, link = self.telemetry.metrics, self.link
         if link is None:
             return metrics.exposition()
-        from gorgo.live.telemetry.merged import exposition, families_of, merged
+        from gorgo.live.telemetry.metrics import exposition, families_of, merged
 
         others = await link.question_all("metrics")
         return exposition(merged(link.leader, {link.number: families_of(metrics.registry), **others}))
@@ -402,7 +398,7 @@ class LiveState:
         differing = [name for name in bases if name in tokens]
         if differing:
             return f"the tokenizer of {', '.join(differing)} counts other tokens than the engine"
-        if not bases and any(not known.differs for known in tokens.values()):
+        if not bases and any(not model_tokens.differs for model_tokens in tokens.values()):
             return None  # the replica has not listed its models yet
         return f"no tokenizer for {', '.join(islice(bases, MODELS_NAMED)) or 'any model'}"
 
@@ -420,14 +416,14 @@ class LiveState:
     def _describe(self, replica: str) -> dict[str, str | int]:
         """Return what OpenTelemetry's conventions say of a replica: its engine, its host and its port."""
         target = self.replicas.targets.get(replica)
-        row = next((each for each in self.config.replicas if each.name == replica), None)
+        configured = next((each for each in self.config.replicas if each.name == replica), None)
         engine = None if target is None else target.engine["name"]
-        found: dict[str, str | int] = {} if engine is None else {"gen_ai.provider.name": str(engine)}
-        if row is not None:
-            parts = urlsplit(row.url)
-            found["server.address"] = parts.hostname or ""
-            found["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
-        return found
+        attributes: dict[str, str | int] = {} if engine is None else {"gen_ai.provider.name": str(engine)}
+        if configured is not None:
+            parts = urlsplit(configured.url)
+            attributes["server.address"] = parts.hostname or ""
+            attributes["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
+        return attributes
 
     def is_ready(self) -> bool:
         """Return whether a load balancer may send requests here, as `GET /ready` says."""

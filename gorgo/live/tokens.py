@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 
 # Chat templates: messages to the text that the engine encodes.
-#
-# Owns the rendering and its bounds. Leaves the sandbox to `TemplateEnvironment`.
 
 
 #: Characters of a rendered prompt: twice the longest body that is rendered.
@@ -153,35 +151,35 @@ def template_paths(tokenizer: Path, given: Path | None) -> list[Path]:
 
 def _source(config: Mapping[str, Any], path: Path, required: bool) -> str | None:
     """Return the template of a JSON file; of several, the one named `default`."""
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("default")
-    if isinstance(found, str) and found:
-        return found
-    if found is not None or required:
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if isinstance(template, str) and template:
+        return template
+    if template is not None or required:
         raise InvalidValueError(_PLACE, f"{str(path)!r} has no template", _TEMPLATE_EXPECTED)
     return None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of `bos_token` and the like; each is a text or an object with its `content`."""
-    found = {}
+    tokens = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+            tokens[name] = text
+    return tokens
 
 
 def _object(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(_text(path))
+        parsed = json.loads(_text(path))
     except (ValueError, RecursionError) as error:
         raise InvalidValueError(_PLACE, f"{str(path)!r}: {str(error)[:200]}", _TEMPLATE_EXPECTED) from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise InvalidValueError(_PLACE, f"{str(path)!r} is no JSON object", _TEMPLATE_EXPECTED)
-    return found
+    return parsed
 
 
 def _text(path: Path) -> str:
@@ -194,7 +192,7 @@ def _text(path: Path) -> str:
 
 # Which requests have exact tokens: the text that an engine encodes, from the fields of a body.
 #
-# Owns the list of fields. Theory of operation. Engines differ in how they put tools, calls, media and lists of parts
+# Theory of operation. Engines differ in how they put tools, calls, media and lists of parts
 # into a prompt, and many fields change it. So a body counts only with fields that are known not to, and with messages
 # of a role and a text. All others are estimated, as without a tokenizer.
 
@@ -333,14 +331,14 @@ def read_models(
     return {model.name: _read(model, (known or {}).get(model.name)) for model in models if model.tokenizer is not None}
 
 
-def _read(model: ModelConfig, known: ModelTokens | None) -> ModelTokens:
+def _read(model: ModelConfig, before: ModelTokens | None) -> ModelTokens:
     if model.tokenizer is None or model.tokenizer == SIMULATED_TOKENIZER:
         return ModelTokens(model.name)
     path = Path(model.tokenizer)
     given = None if model.chat_template is None else Path(model.chat_template)
     stamp = _stamp(path, *template_paths(path, given))
-    if known is not None and known.files is not None and known.files.stamp == stamp:
-        return ModelTokens(model.name, known.files)
+    if before is not None and before.files is not None and before.files.stamp == stamp:
+        return ModelTokens(model.name, before.files)
     tokenizer = read_tokenizer(path)
     template = read_template(path, given)
     separator, is_marker = (None, False) if template is None else _separator(model.name, tokenizer, template)
@@ -349,25 +347,25 @@ def _read(model: ModelConfig, known: ModelTokens | None) -> ModelTokens:
 
 
 def _stamp(*paths: Path) -> Stamp:
-    found: list[tuple[str, int | None, int | None]] = []
+    stamps: list[tuple[str, int | None, int | None]] = []
     for path in paths:
         try:
             status = path.stat()
-            found.append((str(path), status.st_size, status.st_mtime_ns))
+            stamps.append((str(path), status.st_size, status.st_mtime_ns))
         except OSError:
-            found.append((str(path), None, None))
-    return tuple(found)
+            stamps.append((str(path), None, None))
+    return tuple(stamps)
 
 
 def _separator(name: str, tokenizer: FileTokenizer, template: ChatTemplate) -> tuple[str | None, bool]:
     """Return the special token that begins each message, and True; else the most frequent one, and False."""
     short, long, messages = _probes(name, template)
-    found = tokenizer.separators((short, long))
+    separators = tokenizer.separators((short, long))
     counts = tuple(count + 1 for count in messages)
-    markers = [token for token in found if (short.count(token), long.count(token)) == counts]
+    markers = [token for token in separators if (short.count(token), long.count(token)) == counts]
     if markers:
         return min(markers, key=long.index), True
-    repeated = [token for token in found if long.count(token) > short.count(token)]
+    repeated = [token for token in separators if long.count(token) > short.count(token)]
     return max(repeated, key=long.count, default=None), False
 
 
@@ -554,7 +552,7 @@ def _overlap(one: str, other: str) -> bool:
 
 # A text to its token ids, cached by segment: a longer conversation encodes its new messages alone.
 #
-# Owns the cut and the cache. Theory of operation. A special token ends all that is encoded together, so a text may be
+# Theory of operation. A special token ends all that is encoded together, so a text may be
 # cut before each of them (`FileTokenizer.separators`). The cut is at the one that begins each message, so a segment is
 # a message. The key is a digest of the segment; the value, its ids.
 
@@ -614,10 +612,10 @@ class SegmentCache:
         keys[0] = b"first" + keys[0]
         ids = [self._cached.use(key) for key in keys]
         missing: dict[int, str] = {}
-        for place, known in enumerate(ids):
-            if known is None:
-                begin = self._separator if place and self._separator is not None else ""
-                missing[place] = begin + parts[place]
+        for index, ids_of_part in enumerate(ids):
+            if ids_of_part is None:
+                begin = self._separator if index and self._separator is not None else ""
+                missing[index] = begin + parts[index]
         return Cut(keys, ids, missing)
 
     def encode(self, texts: Iterable[str]) -> list[bytes]:
@@ -626,10 +624,10 @@ class SegmentCache:
 
     def complete(self, cut: Cut, encoded: Iterable[bytes]) -> EncodedPrompt:
         """Return the packed ids by segment, with those of the missing ones, which are cached."""
-        for place, ids in zip(cut.missing, encoded, strict=True):
-            cut.ids[place] = ids
-            if cut.keys[place] not in self._cached:
-                self._cached.put(cut.keys[place], ids)
+        for index, ids in zip(cut.missing, encoded, strict=True):
+            cut.ids[index] = ids
+            if cut.keys[index] not in self._cached:
+                self._cached.put(cut.keys[index], ids)
         return EncodedPrompt([ids for ids in cut.ids if ids is not None], cut.keys, self.origin)
 
     def check(self) -> None:

@@ -288,7 +288,7 @@ def _terms_of_rows(
         discounts = [0.0] * len(shares)
     else:
         discounts = candidates.shared.discounts_of_rows(candidates.cached_tokens.tolist(), candidates.prompt_tokens)
-    found, fills = candidates.found_share, table.cache_fill.tolist()
+    share_found, fills = candidates.found_share, table.cache_fill.tolist()
     rows: list[tuple[float, ...]] = []
     cost: list[float] = []
     damped = counted_of_rows(in_flight, mean)
@@ -296,7 +296,7 @@ def _terms_of_rows(
     for network_s, work_s, c, m, n, s, fill, discount in columns:
         a, b = network_s * rtt_factor, work_s * queue_factor
         d = c * share * m + n * delta_ms + s * eta_ms
-        e = c * (fill * found)
+        e = c * (fill * share_found)
         f = (c - e) * discount
         rows.append((a, b, c, d, e, f))
         cost.append(a + b + c + d + e + f)

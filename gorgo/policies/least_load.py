@@ -113,10 +113,12 @@ class LeastRequest:
     def choose(
         self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
-        own = candidates.in_flight_requests.copy()
-        excess = np.maximum(fill_unknown(candidates.running_requests) - own, 0.0)
-        cost = own + excess
-        return Choice(argmin_tiebreak(cost, cost, rng), {"in_flight": own, "running_excess": excess}, cost, ties=cost)
+        in_flight = candidates.in_flight_requests.copy()
+        excess = np.maximum(fill_unknown(candidates.running_requests) - in_flight, 0.0)
+        cost = in_flight + excess
+        return Choice(
+            argmin_tiebreak(cost, cost, rng), {"in_flight": in_flight, "running_excess": excess}, cost, ties=cost
+        )
 
 
 class LeastRequestInFlight:

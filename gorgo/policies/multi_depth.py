@@ -308,12 +308,12 @@ class MultiDepth:
         prefixes = prefixes_of(request)
         matched = np.zeros(len(candidates))
         fallback = None
-        found = self._longest(self._with_remote(request, prefixes), candidates)
-        if found is None:
+        longest = self._longest(self._with_remote(request, prefixes), candidates)
+        if longest is None:
             key = _prompt_hash(request) if depths else whole_hash(request)
             row, fallback = _place(key, candidates, weights), "no_match"
         else:
-            row, matched[found[0]] = found
+            row, matched[longest[0]] = longest
         first_chosen = candidates.names[row]
         learned = prefixes if depths == ALL_DEPTHS else prefixes[-1:]
         if _is_overloaded(row, load, weights):

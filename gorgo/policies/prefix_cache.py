@@ -48,13 +48,13 @@ class PrefixCache:
         self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice:
         running = fill_unknown(candidates.running_requests).copy()
-        own = candidates.in_flight_requests.copy()
+        in_flight = candidates.in_flight_requests.copy()
         cached = candidates.cached_tokens.copy()
-        terms = {"cached_tokens": cached, "running": running, "in_flight": own}
+        terms = {"cached_tokens": cached, "running": running, "in_flight": in_flight}
         longest = cached.max()
         fallback = "imbalance" if running.max() - running.min() > IMBALANCE else None if longest > 0 else "no_match"
         if fallback is not None:
-            load = np.maximum(running, own)
+            load = np.maximum(running, in_flight)
             return Choice(argmin_tiebreak(load, load, rng), terms, fallback=fallback)
         rows = np.flatnonzero(cached == longest)
         return Choice(int(rows[argmin_tiebreak(running[rows], running[rows], rng)]), terms)
@@ -178,8 +178,8 @@ class LoadPrefix:
 def _relative(queued: Floats) -> Floats:
     """Return each queue's place between the shortest and the longest; 0 where all are as long."""
     shortest = queued.min()
-    place: Floats = (queued - shortest) / max(float(queued.max() - shortest), np.finfo(np.float64).tiny)
-    return place
+    relative: Floats = (queued - shortest) / max(float(queued.max() - shortest), np.finfo(np.float64).tiny)
+    return relative
 
 
 def _usage(candidates: Candidates) -> Floats:

@@ -27,7 +27,7 @@ from gorgo.policies.registry import make_policy
 from tests.cli.test_processes import TOKEN, running
 from tests.core.routers import specs
 from tests.lab.sim.fleets import three_regions
-from tests.live.kv_events.extra import needs_zmq
+from tests.live.kv_events.feeding import needs_zmq
 
 # --- What a start loads: neither the laboratory, nor what no key of the configuration asks for.
 

@@ -92,17 +92,17 @@ def _owners(eligible: CandidateSet, matched: Floats | None, count: int, rng: np.
 
 def _least(column: Floats, count: int, rng: np.random.Generator) -> Rows:
     """Return at most `count` rows of the least values; where more are equal, some of them by chance."""
-    found: list[Rows] = []
+    picked: list[Rows] = []
     for _ in range(_LEVELS):
         least = column[column.argmin()]
         rows = (column == least).nonzero()[0]
         if len(rows) >= count:
-            found.append(rows[rng.integers(len(rows), size=count)])
+            picked.append(rows[rng.integers(len(rows), size=count)])
             break
-        found.append(rows)
+        picked.append(rows)
         count -= len(rows)
         column = np.where(column > least, column, inf)
-    return np.concatenate(found)
+    return np.concatenate(picked)
 
 
 @record
@@ -296,12 +296,12 @@ class Dispatcher:
         if most and self._index.bounded:
             whole = most
             behind = self._answers.behind(request, matched, most)
-            found = self._found_shares.found_tokens(matched, request.model)
+            expected = self._found_shares.found_tokens(matched, request.model)
             if behind is not None:
                 for slot, answer in behind.items():
-                    found[slot] += self._answers.found_tokens(slot, answer)
-            if found is not matched or behind is not None:
-                matched, most = found, found.item(found.argmax())
+                    expected[slot] += self._answers.found_tokens(slot, answer)
+            if expected is not matched or behind is not None:
+                matched, most = expected, expected.item(expected.argmax())
             if shared is not None and most < whole:
                 shared = shared.found(most / whole) if most else None
         reported = None
@@ -310,8 +310,8 @@ class Dispatcher:
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = matched.item(matched.argmax())
         if len(eligible.names) > self._large and can_sample(self.policy):
-            known = None if self.policy.index == "any" else matched
-            eligible = sample_candidates(eligible, columns, known, most=self._sample, rng=self._rng)
+            cached_tokens = None if self.policy.index == "any" else matched
+            eligible = sample_candidates(eligible, columns, cached_tokens, most=self._sample, rng=self._rng)
         candidates = Candidates(
             eligible.slots,
             eligible.names,
@@ -401,8 +401,8 @@ class Dispatcher:
         choice = evaluation.choice
         row = explored_row(len(evaluation.eligible.replicas), share, self._rng) if share else None
         chosen = choice.row if row is None else row
-        known = None if evaluation.recorded is None else self._probability(evaluation, chosen, share, now=now)
-        return evaluation if chosen == choice.row else self._moved_to(evaluation, chosen), known
+        probability = None if evaluation.recorded is None else self._probability(evaluation, chosen, share, now=now)
+        return evaluation if chosen == choice.row else self._moved_to(evaluation, chosen), probability
 
     def _moved_to(self, evaluation: Evaluation, row: int) -> Evaluation:
         """Return the evaluation with the replica in another row."""

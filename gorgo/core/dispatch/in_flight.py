@@ -233,8 +233,8 @@ class Attempt:
     @property
     def longest_confirmed(self) -> ConfirmedPrefix:
         """The longest prefix of the prompt that a router of the group had confirmed there."""
-        own, group = self.confirmed_prefix, self.group_prefix
-        return group if group.blocks > own.blocks else own
+        confirmed, group = self.confirmed_prefix, self.group_prefix
+        return group if group.blocks > confirmed.blocks else confirmed
 
     @property
     def features(self) -> NDArray[np.float32] | None:
@@ -275,13 +275,13 @@ class InFlightTable:
 
     def overdue(self, *, now: float) -> dict[Replica, list[tuple[float, Attempt]]]:
         """Return by replica the attempts that are overdue, and by how much, s; the longest first."""
-        found: dict[Replica, list[tuple[float, Attempt]]] = {}
+        by_replica: dict[Replica, list[tuple[float, Attempt]]] = {}
         for attempt in self._open.values():
             if overdue_s := attempt.overdue_s(now=now):
-                found.setdefault(attempt.replica, []).append((overdue_s, attempt))
-        for overdue in found.values():
+                by_replica.setdefault(attempt.replica, []).append((overdue_s, attempt))
+        for overdue in by_replica.values():
             overdue.sort(key=itemgetter(0), reverse=True)
-        return found
+        return by_replica
 
     def count_progress(self, on: bool) -> None:
         """Count what replicas prefill and decode, open attempts included, or no longer."""
@@ -469,12 +469,12 @@ class _Suspect:
 
     def killed(self, down_s: Mapping[Replica, float], *, now: float) -> list[tuple[float, Replica]]:
         """Return the replicas under which it broke off within the window and that were found down, first one first."""
-        found = [
+        downs = [
             (at_s, replica)
             for replica, (sent_s, at_s) in self.broken.items()
             if now - at_s < WINDOW_S and sent_s <= down_s.get(replica, -inf) < at_s + WINDOW_S
         ]
-        return sorted(found, key=lambda each: each[0])
+        return sorted(downs, key=lambda each: each[0])
 
 
 class PoisonPrompts:
@@ -535,7 +535,7 @@ class PoisonPrompts:
 
     def all(self, *, now: float) -> list[PoisonPrompt]:
         """Return the prompts that no replica may have now."""
-        return [found for suspect in self._suspects.values() if (found := self._poison(suspect, now)) is not None]
+        return [poison for suspect in self._suspects.values() if (poison := self._poison(suspect, now)) is not None]
 
     def forget_left(self) -> None:
         """Forget replicas that left."""

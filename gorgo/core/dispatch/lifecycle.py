@@ -557,10 +557,10 @@ class RequestLifecycle:
         """
         if not self.can_continue(attempt, replicas, now=now):
             return None
-        found = self._dispatch_rest(attempt, replicas, partial_tokens, now)
-        assert found is not None, "it can be continued"
+        action = self._dispatch_rest(attempt, replicas, partial_tokens, now)
+        assert action is not None, "it can be continued"
         attempt.state.open_attempts[-1].beside = attempt.attempt_id
-        return found
+        return action
 
     def _dispatch_rest(
         self, attempt: Attempt, replicas: frozenset[str], partial_tokens: int, now: float

@@ -170,12 +170,12 @@ class EligibilityFilter:
         # A name that no replica lists is one group whatever it is, so clients cannot fill the cache with names.
         # Sets of regions come from the configuration, subsets from gateways.
         key = (model if model is None or model in self._listed else ""), regions, subset
-        found = self._cached.get(key)
-        if found is None:
+        candidates = self._cached.get(key)
+        if candidates is None:
             if len(self._cached) >= MAX_RETAINED:
                 self._cached.clear()
-            found = self._cached[key] = self._filter(*key)
-        return found
+            candidates = self._cached[key] = self._filter(*key)
+        return candidates
 
     def pinned(self, pinned: Replica) -> CandidateSet:
         """Return the replica of a pinned request, even if draining or ejected: no other can serve it."""
@@ -245,12 +245,12 @@ class EligibilityFilter:
     def _base(self, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None) -> CandidateSet:
         """Return the replicas that may serve a model there, whatever their health."""
         key = model, regions, subset
-        found = self._bases.get(key)
-        if found is None:
+        candidates = self._bases.get(key)
+        if candidates is None:
             if len(self._bases) >= MAX_RETAINED:
                 self._bases.clear()
-            found = self._bases[key] = self._rows_of(*key)
-        return found
+            candidates = self._bases[key] = self._rows_of(*key)
+        return candidates
 
     def _rows_of(
         self, model: str | None, regions: frozenset[str] | None, subset: frozenset[str] | None

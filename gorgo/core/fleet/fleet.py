@@ -306,8 +306,8 @@ class Fleet:
             return 0.0
         queue = replica.prefill_queue
         before_s = queue.shared_left_s(engine_s=now)
-        own = len(queue) > 0 and now >= queue.head_began_s + queue.head_shared_s
-        left_s = self.peers.left_s(replica.slot, own=own, now=now)
+        reached = len(queue) > 0 and now >= queue.head_began_s + queue.head_shared_s
+        left_s = self.peers.left_s(replica.slot, own=reached, now=now)
         travels_s = 0.0 if len(queue) else max(0.0, arrives_s - now)
         return max(0.0, left_s - before_s - travels_s)
 

@@ -38,7 +38,7 @@ CELLS = (
     "prefill_us",
     "decoded_ms",
 )
-_PLACES = {name: place for place, name in enumerate(CELLS)}
+_PLACES = {name: index for index, name in enumerate(CELLS)}
 #: Steps of the offset by which a router breaks near ties, below one request: multiples of 1 / 64 add up exactly. And
 #: the prompt tokens that stand for that request: a short prompt.
 _SALT_STEPS, _SALT_STEP = 32, 1.0 / 64.0
@@ -162,10 +162,10 @@ class PeerLoads:
 
     def added(self, name: str) -> Floats:
         """Return what is added to a column, per slot, until the next report."""
-        found = self._added.get(name)
-        if found is None:
-            found = self._added[name] = _ADDED[name](self)
-        return found
+        column = self._added.get(name)
+        if column is None:
+            column = self._added[name] = _ADDED[name](self)
+        return column
 
     def cells(self, name: str) -> Floats:
         """Return the sums of a cell over all peers, per slot."""
@@ -201,8 +201,8 @@ class PeerLoads:
         assert self._fades_s <= min((peer.heard_s + FADE_S for peer in self._peers.values()), default=inf)
 
     def _cell(self, name: str, slot: int) -> float:
-        place = slot * len(CELLS) + _PLACES[name]
-        return self._sums.item(place) if place < len(self._sums) else 0.0
+        index = slot * len(CELLS) + _PLACES[name]
+        return self._sums.item(index) if index < len(self._sums) else 0.0
 
     def _subtract(self, router: str) -> None:
         peer = self._peers.get(router)
@@ -221,8 +221,8 @@ class PeerLoads:
             self._added.clear()
 
     def _draw_salt(self) -> None:
-        own = np.uint64(int.from_bytes(blake2b(self.name.encode(), digest_size=8).digest(), "little"))
-        mixed = (self.columns.salt ^ own) * np.uint64(0x9E37_79B9_7F4A_7C15)
+        name_hash = np.uint64(int.from_bytes(blake2b(self.name.encode(), digest_size=8).digest(), "little"))
+        mixed = (self.columns.salt ^ name_hash) * np.uint64(0x9E37_79B9_7F4A_7C15)
         self.salt = ((mixed >> np.uint64(32)) % np.uint64(_SALT_STEPS)).astype(np.float64) * _SALT_STEP
 
 
@@ -244,16 +244,16 @@ class _AllRouters:
         return column
 
 
-def _with_work_of_others(own: Floats, peers: PeerLoads, now: float) -> Floats:
+def _with_work_of_others(own_end_s: Floats, peers: PeerLoads, now: float) -> Floats:
     """Move the end of the own queue by the others' prefill, less what was done of it while the engine was at it."""
     columns, waiting_s = peers.columns, peers.added("waiting_prefill_s")
-    if len(own) <= FEW:
+    if len(own_end_s) <= FEW:
         # numpy takes as long for one row as for fifty.
         waiting, shared = waiting_s.tolist(), columns.shared_s.tolist()
         if not (any(waiting) or any(shared)):
-            return own
+            return own_end_s
         rows = zip(
-            own.tolist(),
+            own_end_s.tolist(),
             shared,
             columns.head_shared_s.tolist(),
             columns.head_began_s.tolist(),
@@ -263,12 +263,12 @@ def _with_work_of_others(own: Floats, peers: PeerLoads, now: float) -> Floats:
         )
         return np.array([_moved_end_s(now, *row) for row in rows])
     if not (np.count_nonzero(waiting_s) or np.count_nonzero(columns.shared_s)):
-        return own
+        return own_end_s
     at_theirs_s = columns.head_shared_s - np.clip(now - columns.head_began_s, 0.0, columns.head_shared_s)
-    own = own - (columns.shared_s - columns.head_shared_s + at_theirs_s)
-    done_s = np.where((at_theirs_s > 0.0) | (own <= now), now - peers.received_s, 0.0)
+    own_end_s = own_end_s - (columns.shared_s - columns.head_shared_s + at_theirs_s)
+    done_s = np.where((at_theirs_s > 0.0) | (own_end_s <= now), now - peers.received_s, 0.0)
     left_s = np.maximum(waiting_s - done_s, 0.0)
-    return np.where(left_s > 0.0, np.maximum(own, now) + left_s, own)
+    return np.where(left_s > 0.0, np.maximum(own_end_s, now) + left_s, own_end_s)
 
 
 def _moved_end_s(

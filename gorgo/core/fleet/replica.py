@@ -888,8 +888,8 @@ class Replica:
         contexts = self.contexts
         if not contexts:
             return None
-        found = contexts.get(model or "")
-        return max(contexts.values()) if found is None else found
+        tokens = contexts.get(model or "")
+        return max(contexts.values()) if tokens is None else tokens
 
     def add_tpot_objective(self, slo_tpot_s: float) -> None:
         """Count a request in flight with an objective per output token."""

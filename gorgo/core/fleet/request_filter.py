@@ -207,11 +207,11 @@ class RefusedKinds:
         """
         of_client = status in _OF_CREDENTIALS and request.client is None and not replica.spec.own_key
         kind = (request.route, request.model, request.credential if of_client else _ANY)
-        found = self.kinds.get(kind)
-        if found is None:
-            found = {}
-            self.kinds.put(kind, found)
-        found[replica] = found.get(replica, (0, now))[0] + 1, now
+        refusals = self.kinds.get(kind)
+        if refusals is None:
+            refusals = {}
+            self.kinds.put(kind, refusals)
+        refusals[replica] = refusals.get(replica, (0, now))[0] + 1, now
         answered = self._answered.get(replica)
         if answered is not None:
             for other in [other for other in answered if other[:2] == kind[:2] and kind[2] in (_ANY, other[2])]:
@@ -237,9 +237,9 @@ class RefusedKinds:
         answered.put((request.route, request.model, request.credential), now)
         self._keyed = self._keyed or request.credential is not None
         for kind in _kinds(request) if self.kinds else ():
-            if (found := self.kinds.get(kind)) is not None:
-                found.pop(replica, None)
-                if not found:
+            if (refusals := self.kinds.get(kind)) is not None:
+                refusals.pop(replica, None)
+                if not refusals:
                     del self.kinds[kind]
 
     def refusing(self, eligible: CandidateSet, request: RouteRequest, *, now: float) -> Sequence[Replica]:
@@ -254,8 +254,8 @@ class RefusedKinds:
     def forget_left(self) -> None:
         """Forget replicas that left."""
         self._answered = {replica: kinds for replica, kinds in self._answered.items() if replica.slot >= 0}
-        for kind, found in list(self.kinds.items()):
-            left = {replica: counted for replica, counted in found.items() if replica.slot >= 0}
+        for kind, refusals in list(self.kinds.items()):
+            left = {replica: counted for replica, counted in refusals.items() if replica.slot >= 0}
             if left:
                 self.kinds[kind] = left
             else:
@@ -523,8 +523,8 @@ class SaturationDetector:
         """
         fleet = self._fleet
         if not self._has_columns or fleet.parallel or now - fleet.unseen_s <= MIXED_S:
-            found = [self.free_at_s(replica, now=now) for replica in self.busy(now=now)]
-            return min([at_s for at_s in found if at_s is not None], default=inf)
+            times_s = [self.free_at_s(replica, now=now) for replica in self.busy(now=now)]
+            return min([at_s for at_s in times_s if at_s is not None], default=inf)
         columns = fleet.columns
         half_rtt_s = np.where(np.isnan(columns.rtt_s), 0.0, columns.rtt_s / 2)
         at_s = columns.drained_at_s - half_rtt_s - self.limits.max_backlog_s

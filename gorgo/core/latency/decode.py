@@ -210,14 +210,14 @@ def relative_to_others(values: Sequence[float]) -> list[float | None]:
         return [None] * len(values)
     order = sorted(range(len(values)), key=values.__getitem__)
     ranked = [values[index] for index in order]
-    found: list[float | None] = [None] * len(values)
+    ratios: list[float | None] = [None] * len(values)
     lower, upper = (len(values) - 2) // 2, (len(values) - 1) // 2
     for rank, index in enumerate(order):
         # The two in the middle of what is left without this one.
-        middle = [ranked[place + (place >= rank)] for place in (lower, upper)]
+        middle = [ranked[position + (position >= rank)] for position in (lower, upper)]
         median = sum(middle) / 2
-        found[index] = ranked[rank] / median if median > 0.0 else None
-    return found
+        ratios[index] = ranked[rank] / median if median > 0.0 else None
+    return ratios
 
 
 # The learned concurrency limit of a replica: the number in flight at which most requests per second end in time.
@@ -310,12 +310,12 @@ class ConcurrencyLimit:
 
     def limit(self, goal_s: float) -> float:
         """Requests in flight at most, if answers should end within `goal_s`; infinite while there is no reason."""
-        known = self._completions / FULL_TRUST if self._completions >= MIN_SAMPLES else 0.0
-        if known >= 1.0:
+        trust = self._completions / FULL_TRUST if self._completions >= MIN_SAMPLES else 0.0
+        if trust >= 1.0:
             return self._limit
         first = FIRST_SHARE * goal_s / self._typical_s if self._typical_s > 0.0 else inf
         first = max(float(_NUMBERS[0]), first)
-        return first if known == 0.0 else known * self._limit + (1.0 - known) * first
+        return first if trust == 0.0 else trust * self._limit + (1.0 - trust) * first
 
     @property
     def slot_wait_s(self) -> float:

@@ -612,10 +612,10 @@ class ParallelPrefills:
         if self.count > 1 and self._of_half.for_larger < -SURE:
             self._set(self.count // 2)
             return
-        found = self._of_double.for_larger
-        if found > SURE:
+        evidence = self._of_double.for_larger
+        if evidence > SURE:
             self._set(2 * self.count)
-        elif found < -SURE:
+        elif evidence < -SURE:
             self._verdicts += 1
             pause_s = backoff_s(self._verdicts, first_s=OVERLAP_AGAIN_S, longest_s=LONGEST_AGAIN_S)
             self.confirmed_until_s = engine_s + pause_s
@@ -893,8 +893,8 @@ class PrefillQueue:
     def add(self, key: str, *, arrives_s: float, prior_s: float, streamed: bool, shared_s: float = 0.0) -> None:
         """Add a dispatched request; `shared_s` is work of other routers before it that is not before others queued."""
         assert key not in self._entries, "an attempt is dispatched once"
-        place = self.speed.parallel.on_arrival(len(self._entries), self._invisible)
-        self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s, place)
+        position = self.speed.parallel.on_arrival(len(self._entries), self._invisible)
+        self._entries[key] = _Entry(arrives_s, prior_s, streamed, shared_s, position)
         if not streamed:
             self._invisible += 1
             self._unseen_s = arrives_s

@@ -46,59 +46,59 @@ HASH_BYTES = 8
 _Record = TypeVar("_Record")
 
 
-def read_records(value: Any, most: int, place: str, decode: Callable[[Any, str], _Record]) -> tuple[_Record, ...]:
+def read_records(value: Any, most: int, path: str, decode: Callable[[Any, str], _Record]) -> tuple[_Record, ...]:
     if not isinstance(value, list) or len(value) > most:
-        raise BadReport(f"{place} is no array of at most {most} entries")
-    return tuple([decode(each, f"{place}[{number}]") for number, each in enumerate(value)])
+        raise BadReport(f"{path} is no array of at most {most} entries")
+    return tuple([decode(each, f"{path}[{number}]") for number, each in enumerate(value)])
 
 
-def read_array(value: Any, length: int, place: str) -> list[Any]:
+def read_array(value: Any, length: int, path: str) -> list[Any]:
     if not isinstance(value, list) or len(value) != length:
-        raise BadReport(f"{place} is no array of {length} values")
+        raise BadReport(f"{path} is no array of {length} values")
     return value
 
 
-def read_hashes(value: Any, place: str) -> bytes:
+def read_hashes(value: Any, path: str) -> bytes:
     try:
-        return b64decode(_text(value, place), validate=True)
+        return b64decode(_text(value, path), validate=True)
     except (Base64Error, ValueError):
-        raise BadReport(f"{place} has hashes that are no base64") from None
+        raise BadReport(f"{path} has hashes that are no base64") from None
 
 
-def read_count(value: Any, place: str) -> int:
+def read_count(value: Any, path: str) -> int:
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
-        raise BadReport(f"{place} has {shown(value)}; expected a whole number from 0 to {MAX_COUNT}")
+        raise BadReport(f"{path} has {shown(value)}; expected a whole number from 0 to {MAX_COUNT}")
     return value
 
 
-def read_number(value: Any, most: float, place: str) -> float:
+def read_number(value: Any, most: float, path: str) -> float:
     # No comparison with NaN is true.
     if type(value) not in (int, float) or not 0.0 <= value <= most:
-        raise BadReport(f"{place} has {shown(value)}; expected a number from 0 to {most:g}")
+        raise BadReport(f"{path} has {shown(value)}; expected a number from 0 to {most:g}")
     return float(value)
 
 
-def read_flag(value: Any, place: str) -> bool:
+def read_flag(value: Any, path: str) -> bool:
     if type(value) is not bool:
-        raise BadReport(f"{place} has {shown(value)}; expected true or false")
+        raise BadReport(f"{path} has {shown(value)}; expected true or false")
     return value
 
 
-def _text(value: Any, place: str) -> str:
+def _text(value: Any, path: str) -> str:
     if type(value) is not str:
-        raise BadReport(f"{place} has {shown(value)}; expected a text")
+        raise BadReport(f"{path} has {shown(value)}; expected a text")
     return value
 
 
-def read_name(value: Any, place: str) -> str:
-    text = _text(value, place)
+def read_name(value: Any, path: str) -> str:
+    text = _text(value, path)
     if len(text.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-        raise BadReport(f"{place} has a name longer than {MAX_NAME_BYTES} bytes")
+        raise BadReport(f"{path} has a name longer than {MAX_NAME_BYTES} bytes")
     return text
 
 
-def read_optional_name(value: Any, place: str) -> str | None:
-    return None if value is None else read_name(value, place)
+def read_optional_name(value: Any, path: str) -> str | None:
+    return None if value is None else read_name(value, path)
 
 
 def shown(value: Any) -> str:
@@ -190,72 +190,70 @@ def decode_report(text: bytes) -> PeerReport:
     )
 
 
-def _load(value: Any, place: str) -> ReplicaLoad:
-    replica, *counts, prefill_s, decoded_s = read_array(value, 8, place)
+def _load(value: Any, path: str) -> ReplicaLoad:
+    replica, *counts, prefill_s, decoded_s = read_array(value, 8, path)
     requests, prompt_tokens, waiting_requests, waiting_tokens, uncached_tokens = (
-        read_count(each, place) for each in counts
+        read_count(each, path) for each in counts
     )
     if waiting_requests > requests or waiting_tokens > prompt_tokens or uncached_tokens > waiting_tokens:
-        raise BadReport(f"{place} has more requests or tokens before a first token than in flight")
+        raise BadReport(f"{path} has more requests or tokens before a first token than in flight")
     return ReplicaLoad(
-        read_name(replica, place),
+        read_name(replica, path),
         requests,
         prompt_tokens,
         waiting_requests,
         waiting_tokens,
         uncached_tokens,
-        read_number(prefill_s, MAX_SECONDS, place),
-        read_number(decoded_s, float(MAX_COUNT), place),
+        read_number(prefill_s, MAX_SECONDS, path),
+        read_number(decoded_s, float(MAX_COUNT), path),
     )
 
 
-def _marks(value: Any, place: str) -> PrefixMarks:
-    replica, model, blocks, text, number = read_array(value, 5, place)
-    depths = tuple(read_records(blocks, MAX_MARKS, place, read_count))
-    hashes = read_hashes(text, place)
-    if read_count(number, place) >= len(MARK_KINDS):
-        raise BadReport(f"{place} has kind {number}; expected at most {len(MARK_KINDS) - 1}")
+def _marks(value: Any, path: str) -> PrefixMarks:
+    replica, model, blocks, text, number = read_array(value, 5, path)
+    depths = tuple(read_records(blocks, MAX_MARKS, path, read_count))
+    hashes = read_hashes(text, path)
+    if read_count(number, path) >= len(MARK_KINDS):
+        raise BadReport(f"{path} has kind {number}; expected at most {len(MARK_KINDS) - 1}")
     kind = MARK_KINDS[number]
     if kind in ("withdrawn", "evicted"):
         if depths or len(hashes) % HASH_BYTES or len(hashes) > HASH_BYTES * MAX_MARKS:
-            raise BadReport(f"{place} is {kind}; expected no depths and at most {MAX_MARKS} hashes of 8 bytes")
+            raise BadReport(f"{path} is {kind}; expected no depths and at most {MAX_MARKS} hashes of 8 bytes")
     elif len(hashes) != HASH_BYTES * len(depths):
-        raise BadReport(f"{place} has {len(hashes)} bytes of hashes for {len(depths)} depths; expected 8 for each")
+        raise BadReport(f"{path} has {len(hashes)} bytes of hashes for {len(depths)} depths; expected 8 for each")
     if any(lower >= deeper for lower, deeper in pairwise(depths)) or 0 in depths:
-        raise BadReport(f"{place} has depths that do not ascend from 1")
-    return PrefixMarks(read_name(replica, place), read_optional_name(model, place), depths, hashes, kind)
+        raise BadReport(f"{path} has depths that do not ascend from 1")
+    return PrefixMarks(read_name(replica, path), read_optional_name(model, path), depths, hashes, kind)
 
 
-def _cache_report(value: Any, place: str) -> SharedCacheReport:
-    replica, model, confirmed, found = read_array(value, 4, place)
-    confirmed_tokens = read_number(confirmed, float(MAX_COUNT), place)
+def _cache_report(value: Any, path: str) -> SharedCacheReport:
+    replica, model, confirmed, cached = read_array(value, 4, path)
+    confirmed_tokens = read_number(confirmed, float(MAX_COUNT), path)
     if confirmed_tokens <= 0.0:
-        raise BadReport(f"{place} has no confirmed tokens")
-    found_tokens = read_number(found, float(MAX_COUNT), place)
-    return SharedCacheReport(
-        read_name(replica, place), read_optional_name(model, place), confirmed_tokens, found_tokens
-    )
+        raise BadReport(f"{path} has no confirmed tokens")
+    found_tokens = read_number(cached, float(MAX_COUNT), path)
+    return SharedCacheReport(read_name(replica, path), read_optional_name(model, path), confirmed_tokens, found_tokens)
 
 
-def _answer(value: Any, place: str) -> SharedAnswer:
-    replica, text, prompt_tokens, output_tokens = read_array(value, 4, place)
-    prompt = read_hashes(text, place)
+def _answer(value: Any, path: str) -> SharedAnswer:
+    replica, text, prompt_tokens, output_tokens = read_array(value, 4, path)
+    prompt = read_hashes(text, path)
     if len(prompt) != HASH_BYTES:
-        raise BadReport(f"{place} has {len(prompt)} bytes of a prompt's hash; expected 8")
+        raise BadReport(f"{path} has {len(prompt)} bytes of a prompt's hash; expected 8")
     return SharedAnswer(
-        read_name(replica, place), prompt, read_count(prompt_tokens, place), read_count(output_tokens, place)
+        read_name(replica, path), prompt, read_count(prompt_tokens, path), read_count(output_tokens, path)
     )
 
 
-def _prefill(value: Any, place: str) -> StartedPrefill:
-    replica, prefill_s = read_array(value, 2, place)
-    return StartedPrefill(read_name(replica, place), read_number(prefill_s, MAX_PREFILL_S, place))
+def _prefill(value: Any, path: str) -> StartedPrefill:
+    replica, prefill_s = read_array(value, 2, path)
+    return StartedPrefill(read_name(replica, path), read_number(prefill_s, MAX_PREFILL_S, path))
 
 
-def _speed(value: Any, place: str) -> LearnedSpeed:
-    replica, spent_s, prior_s = read_array(value, 3, place)
+def _speed(value: Any, path: str) -> LearnedSpeed:
+    replica, spent_s, prior_s = read_array(value, 3, path)
     return LearnedSpeed(
-        read_name(replica, place), read_number(spent_s, MAX_SECONDS, place), read_number(prior_s, MAX_SECONDS, place)
+        read_name(replica, path), read_number(spent_s, MAX_SECONDS, path), read_number(prior_s, MAX_SECONDS, path)
     )
 
 

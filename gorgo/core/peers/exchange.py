@@ -287,8 +287,8 @@ class SharedPrefixes:
             and _is_reported(attempt.request)
         ):
             prompt = MarkedPrompt.of(attempt.request)
-            known, _ = self._prefixes.deepest(attempt.replica.slot, prompt)
-            self._outbox.on_sent(attempt, _marks(attempt, "sent", *prompt.marks_from(known)))
+            known_depth, _ = self._prefixes.deepest(attempt.replica.slot, prompt)
+            self._outbox.on_sent(attempt, _marks(attempt, "sent", *prompt.marks_from(known_depth)))
 
     def on_withdrawn(self, attempt: Attempt) -> None:
         """Report that a prompt that was reported as sent has ended before its first token."""
@@ -301,17 +301,17 @@ class SharedPrefixes:
 
     def _confirm(self, attempt: Attempt) -> None:
         prompt = MarkedPrompt.of(attempt.request)
-        known, run = self._prefixes.deepest(attempt.replica.slot, prompt)
-        attempt.group_prefix = used_before(known, run, attempt.dispatched_s)
-        depths, words = prompt.marks_from(known)
+        known_depth, run = self._prefixes.deepest(attempt.replica.slot, prompt)
+        attempt.group_prefix = used_before(known_depth, run, attempt.dispatched_s)
+        depths, words = prompt.marks_from(known_depth)
         self._outbox.on_confirmed(attempt, _marks(attempt, "confirmed", depths, words))
         first_token_s = attempt.first_token_s or inf
         self._use_prefixes(attempt.replica, depths, words, Origin.LOCAL, now=first_token_s)
 
     def _withdrawn(self, attempt: Attempt) -> PrefixMarks:
         prompt = MarkedPrompt.of(attempt.request)
-        known, _ = self._prefixes.deepest(attempt.replica.slot, prompt)
-        depths = prompt.depths_behind(known)
+        known_depth, _ = self._prefixes.deepest(attempt.replica.slot, prompt)
+        depths = prompt.depths_behind(known_depth)
         return _marks(attempt, "withdrawn", (), prompt.words_at(depths))
 
     def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
@@ -342,11 +342,11 @@ class SharedPrefixes:
 
     def evicted(self) -> Counter[Origin]:
         """Return the marks, and the routes of the policy, that were evicted so far, by origin."""
-        found: Counter[Origin] = Counter()
+        counts: Counter[Origin] = Counter()
         for (origin, _), count in self._prefixes.evicted.items():
-            found[origin] += count
-        found.update(self._routes.evicted())
-        return found
+            counts[origin] += count
+        counts.update(self._routes.evicted())
+        return counts
 
     def take_prefixes(self, marks: PrefixMarks, *, now: float) -> None:
         """Take in prefixes of a peer's report."""
@@ -595,8 +595,8 @@ class PeerExchange:
         self.loads.replace(report.router, slots, cells, now=now)
 
     def _take_hints(self, status: PeerStatus, before: PeerStatus | None) -> None:
-        known = () if before is None else before.ejected
+        ejected = () if before is None else before.ejected
         for name in status.ejected:
             replica = self._fleet.replicas.get(name)
-            if name not in known and replica is not None and replica.health.state is HealthState.HEALTHY:
+            if name not in ejected and replica is not None and replica.health.state is HealthState.HEALTHY:
                 self.probe_hints.append(name)

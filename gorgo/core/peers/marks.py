@@ -60,15 +60,15 @@ class MarkedPrompt:
         """Return the marks of a prompt; none without a full block."""
         return cls(memoryview(request.blocks).cast("Q"), request.block_tokens, request.boundaries)
 
-    def deepest(self, known: Mapping[int, _Found]) -> tuple[int, _Found | None]:
-        """Return the deepest mark of any prompt that is `known`: its depth, 0 without one, and what is known of it.
+    def deepest(self, by_word: Mapping[int, _Found]) -> tuple[int, _Found | None]:
+        """Return the deepest mark of any prompt in `by_word`: its depth, 0 without one, and what is known of it.
 
         The last block of another prompt is a mark too, at any depth.
         """
         depth = len(self.every)
         for word in reversed(self.every):
-            if word in known:
-                return depth, known[word]
+            if word in by_word:
+                return depth, by_word[word]
             depth -= 1
         return 0, None
 
@@ -154,15 +154,15 @@ class ReplicaMarks:
         self, depths: Sequence[int], words: Sequence[int], origin: Origin, *, tick: int, now: float
     ) -> Sequence[int]:
         """Add the marks of a prompt, the last one used last; return those that are new."""
-        runs, local, known, count = self.runs, origin is Origin.LOCAL, None, len(words)
-        while count and (known := runs.get(words[count - 1])) is None:
+        runs, local, run, count = self.runs, origin is Origin.LOCAL, None, len(words)
+        while count and (run := runs.get(words[count - 1])) is None:
             count -= 1
-        if known is not None and known.words[-1] != words[count - 1]:
-            known = self._split(known, words[count - 1])
-        self._touch(known, tick, now, local=local)
-        last, new = known, words[count:]
+        if run is not None and run.words[-1] != words[count - 1]:
+            run = self._split(run, words[count - 1])
+        self._touch(run, tick, now, local=local)
+        last, new = run, words[count:]
         if new:
-            last = self._append(known, list(depths[count:]), list(new), local=local, tick=tick, now=now)
+            last = self._append(run, list(depths[count:]), list(new), local=local, tick=tick, now=now)
         if last is not None:
             order = self.local if last.local else self.remote
             order[last] = tick
@@ -171,12 +171,12 @@ class ReplicaMarks:
 
     def oldest(self) -> tuple[Origin, int] | None:
         """Return the origin and tick of the leaf that was used before all others."""
-        found = None
+        leaf = None
         for origin in ORIGINS:
             tick = self._oldest_of(origin)
-            if tick is not None and (found is None or tick < found[1]):
-                found = origin, tick
-        return found
+            if tick is not None and (leaf is None or tick < leaf[1]):
+                leaf = origin, tick
+        return leaf
 
     def evict(self, origin: Origin) -> int:
         """Remove and return the oldest leaf of an origin."""
@@ -226,16 +226,16 @@ class ReplicaMarks:
             run = run.parent
 
     def _append(
-        self, known: MarkRun | None, depths: list[int], words: list[int], *, local: bool, tick: int, now: float
+        self, parent: MarkRun | None, depths: list[int], words: list[int], *, local: bool, tick: int, now: float
     ) -> MarkRun:
         """Add marks behind a run, or without one; return the run that has them."""
-        start = 0 if known is None else known.depths[-1]
-        if known is None or known.children or known.local is not local or known.used_s != now:
-            run = MarkRun(depths, words, known, local=local, tick=tick, used_s=now)
-            if known is not None:
-                known.children += 1
+        start = 0 if parent is None else parent.depths[-1]
+        if parent is None or parent.children or parent.local is not local or parent.used_s != now:
+            run = MarkRun(depths, words, parent, local=local, tick=tick, used_s=now)
+            if parent is not None:
+                parent.children += 1
         else:
-            run = known
+            run = parent
             run.depths += depths
             run.words += words
         for word in words:
@@ -350,24 +350,24 @@ class GroupPrefixes:
         if not residents or not left or request.prompt_tokens < LEAST_TOKENS:
             return matched
         prompt, raised = MarkedPrompt.of(request), matched
-        depth, found = prompt.deepest(residents)
+        depth, mask = prompt.deepest(residents)
         depths, words, count = list[int](), list[int](), 0
-        while found:
-            for slot in slots_of(found & left):
+        while mask:
+            for slot in slots_of(mask & left):
                 tokens = depth * request.block_tokens
                 if raised.item(slot) < tokens:
                     if raised is matched:
                         raised = matched.copy()
                     raised[slot] = tokens
-            if not (left := left & ~found):
+            if not (left := left & ~mask):
                 break
             if not words:
-                depths, words = self._marks_up_to(prompt.every[depth - 1], found)
+                depths, words = self._marks_up_to(prompt.every[depth - 1], mask)
                 count = len(words)
             count = bisect_left(words, 1, 0, count, key=lambda word: not residents[word] & left)
             if not count:
                 break
-            depth, found = depths[count - 1], residents[words[count - 1]]
+            depth, mask = depths[count - 1], residents[words[count - 1]]
         return raised
 
     def deepest(self, slot: int, prompt: MarkedPrompt) -> tuple[int, MarkRun | None]:

@@ -233,8 +233,8 @@ class TermRows(Mapping[str, Floats]):
     def __getitem__(self, name: str) -> Floats:
         if name not in self._names:
             raise KeyError(name)
-        place = self._names.index(name)
-        return np.array([row[place] for row in self._rows])
+        index = self._names.index(name)
+        return np.array([values[index] for values in self._rows])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -420,11 +420,11 @@ def signal_ages(*policies: object) -> dict[str, float]:
 
     A policy declares them as `signal_ages`; of several the least age counts.
     """
-    found: dict[str, float] = {}
+    ages_s: dict[str, float] = {}
     for policy in policies:
         for name, age_s in getattr(policy, "signal_ages", {}).items():
-            found[name] = min(age_s, found.get(name, age_s))
-    return found
+            ages_s[name] = min(age_s, ages_s.get(name, age_s))
+    return ages_s
 
 
 def scrape_interval_s(configured: float | None, *policies: object) -> float:

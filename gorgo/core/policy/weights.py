@@ -87,12 +87,12 @@ class Weights(Mapping[str, float]):
 
 
 def _check(specs: tuple[WeightSpec, ...], values: Mapping[str, float], *, allow_out_of_range: bool) -> None:
-    known = {spec.name: spec for spec in specs}
+    by_name = {spec.name: spec for spec in specs}
     for name, value in values.items():
-        if name not in known:
-            have = ", ".join(known) or "none"
-            raise WeightsError(f"weight {name!r} is unknown to this policy{closest(name, known)}; it has: {have}")
-        spec = known[name]
+        if name not in by_name:
+            have = ", ".join(by_name) or "none"
+            raise WeightsError(f"weight {name!r} is unknown to this policy{closest(name, by_name)}; it has: {have}")
+        spec = by_name[name]
         if allow_out_of_range and not (isfinite(value) and value >= 0):
             raise WeightsError(f"weight {name!r} is {value!r}; expected a number of 0 or more")
         if not allow_out_of_range and not spec.low <= value <= spec.high:  # False for NaN too

@@ -290,7 +290,7 @@ class PrefixIndex:
         matched = np.zeros(n_slots)
         path, depth = self._tree.match_path(blocks)
         all_slots = (1 << n_slots) - 1
-        deeper = others = own = 0
+        deeper = others = own_child = 0
         having, copies = 0, 1
         worth = 0.0
         depths: list[float] = []
@@ -304,8 +304,8 @@ class PrefixIndex:
                     set_bits(matched, residents ^ deeper, depth * block_tokens)
                     deeper = residents
             # The prompt parts from another one within the last run, or behind it. Else one of the children is its own.
-            here = len(node.children) - own if node.end <= depth else 1
-            own = 1
+            here = len(node.children) - own_child if node.end <= depth else 1
+            own_child = 1
             start = 0 if node.parent is None else node.parent.end
             if here > others:
                 others = here
@@ -486,14 +486,14 @@ class PrefixIndex:
     def _trim_total(self, client: str | None = None) -> None:
         """Evict what exceeds the bound on memory: blocks of the `client` that adds, where it is beyond its share."""
         while self.stored_blocks > self.max_blocks or self._resident_nodes > self.max_blocks:
-            own = self._shares.oldest_beyond(client, CLIENT_SHARE * self.max_blocks)
-            if own is None:
+            node = self._shares.oldest_beyond(client, CLIENT_SHARE * self.max_blocks)
+            if node is None:
                 self._evict_oldest_of_all()
                 continue
-            for slot in slots_of(own.residents):
+            for slot in slots_of(node.residents):
                 self.tick += 2
-                self._residencies[slot].evict_early(own, self.tick)
-                self._dropped(own, self._residencies[slot])
+                self._residencies[slot].evict_early(node, self.tick)
+                self._dropped(node, self._residencies[slot])
 
     def _evict_oldest_of_all(self) -> None:
         bound, slot = self._oldest[0]
@@ -637,13 +637,13 @@ class Answers:
         by_slot = self._prompts.get(request.blocks[end - BLOCK_HASH_BYTES : end])
         if by_slot is None or most >= request.prompt_tokens:
             return None
-        found = {}
+        behind = {}
         for slot, answer in by_slot.items():
             if slot < len(matched) and matched.item(slot) == most:
                 tokens = _end_of(answer, request) - most
                 if tokens >= LEAST_TOKENS:
-                    found[slot] = Behind(most, tokens)
-        return found or None
+                    behind[slot] = Behind(most, tokens)
+        return behind or None
 
     def found_tokens(self, slot: int, behind: Behind) -> float:
         """Return how many of the tokens behind a match the replica is likely to find."""
@@ -656,13 +656,13 @@ class Answers:
     def on_report(self, slot: int, behind: Behind, *, found_tokens: float) -> None:
         """Apply a report of all cached tokens; one below the match says nothing of the answer."""
         tokens = behind.answer_tokens
-        found = found_tokens - behind.matched_tokens
-        if found < 0.0:
+        cached = found_tokens - behind.matched_tokens
+        if cached < 0.0:
             return
         reports = self._reports.get(slot)
         if reports is None:
             reports = self._reports[slot] = deque(maxlen=WINDOW)
-        reports.append(_FoundPart(min(found / tokens, 1.0), max(tokens - found, 0.0)))
+        reports.append(_FoundPart(min(cached / tokens, 1.0), max(tokens - cached, 0.0)))
         if len(reports) >= LEAST_REPORTS:
             shares, missed = zip(*reports, strict=True)
             self._usual[slot] = _FoundPart(median_low(shares), median_low(missed))
@@ -672,13 +672,13 @@ def _end_of(answer: GivenAnswer, request: RouteRequest) -> float:
     """Return the prompt tokens up to the end of the earlier answer; 0 if the request does not go on with it."""
     prompt, output = answer.prompt_tokens, answer.output_tokens
     ends = request.boundaries
-    place = bisect_left(ends, prompt)
-    if place == len(ends) or (place and prompt - ends[place - 1] <= ends[place] - prompt):
-        place -= 1
+    index = bisect_left(ends, prompt)
+    if index == len(ends) or (index and prompt - ends[index - 1] <= ends[index] - prompt):
+        index -= 1
     slack = request.block_tokens + SLACK_SHARE * prompt
-    if not 0 <= place < len(ends) - 1 or abs(ends[place] - prompt) > slack:
+    if not 0 <= index < len(ends) - 1 or abs(ends[index] - prompt) > slack:
         return 0.0
-    length = ends[place + 1] - ends[place]
+    length = ends[index + 1] - ends[index]
     if not ALIKE * output <= length <= output / ALIKE + slack:
         return 0.0
-    return ends[place] + min(length, output)
+    return ends[index] + min(length, output)

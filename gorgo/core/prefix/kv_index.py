@@ -211,22 +211,22 @@ class PushedBlocks:
     def replace(self, slot: int, hashes: Sequence[int], *, limit: int) -> int:
         """Replace the reported blocks of a replica; return how many exceeded `limit` and were left out."""
         wanted, confirmed = dict.fromkeys(hashes), self._confirmed.get(slot, {})
-        known = self._own.get(slot, ())
-        self.remove(slot, [own for own in known if own not in wanted and own not in confirmed])
+        stored = self._own.get(slot, ())
+        self.remove(slot, [own_hash for own_hash in stored if own_hash not in wanted and own_hash not in confirmed])
         return self.add(slot, wanted, limit=limit)
 
     def add(self, slot: int, hashes: Iterable[int], *, limit: int) -> int:
         """Add reported blocks to a replica; return how many exceeded `limit` and were left out."""
-        known, bit, excess = self._own.setdefault(slot, _HashSet()), 1 << slot, 0
+        stored, bit, excess = self._own.setdefault(slot, _HashSet()), 1 << slot, 0
         confirmed = self._confirmed.get(slot)
-        for own in hashes:
-            if own in known:
+        for own_hash in hashes:
+            if own_hash in stored:
                 if confirmed:
-                    confirmed.pop(own, None)
+                    confirmed.pop(own_hash, None)
                 continue
-            if len(known) < limit:
-                known.add(own)
-                self._tier.add(own, bit)
+            if len(stored) < limit:
+                stored.add(own_hash)
+                self._tier.add(own_hash, bit)
             else:
                 excess += 1
         self._drop_empty(slot)
@@ -234,42 +234,42 @@ class PushedBlocks:
 
     def confirm(self, slot: int, hashes: Iterable[int], *, limit: int, now: float) -> None:
         """Add blocks that a first token has confirmed; those beyond `limit` are left out."""
-        known, bit = self._own.setdefault(slot, _HashSet()), 1 << slot
+        stored, bit = self._own.setdefault(slot, _HashSet()), 1 << slot
         confirmed = self._confirmed.setdefault(slot, {})
-        for own in hashes:
-            if own not in known:
-                if len(known) >= limit:
+        for own_hash in hashes:
+            if own_hash not in stored:
+                if len(stored) >= limit:
                     continue
-                known.add(own)
-                self._tier.add(own, bit)
-            elif confirmed.pop(own, None) is None:
+                stored.add(own_hash)
+                self._tier.add(own_hash, bit)
+            elif confirmed.pop(own_hash, None) is None:
                 continue
-            confirmed[own] = now
+            confirmed[own_hash] = now
         self._drop_empty(slot)
 
     def expire_confirmed(self, slot: int, *, before_s: float) -> None:
         """Remove blocks confirmed before `before_s` that no snapshot has shown."""
         confirmed = self._confirmed.get(slot, {})
-        self.remove(slot, [own for own, since_s in confirmed.items() if since_s < before_s])
+        self.remove(slot, [own_hash for own_hash, since_s in confirmed.items() if since_s < before_s])
 
     def remove(self, slot: int, hashes: Iterable[int]) -> None:
         """Remove blocks of a replica; those that it does not have are ignored."""
-        known, bit = self._own.get(slot), 1 << slot
-        if known is None:
+        stored, bit = self._own.get(slot), 1 << slot
+        if stored is None:
             return
         confirmed = self._confirmed.get(slot)
-        for own in hashes:
-            if own in known:
-                known.remove(own)
-                self._tier.remove(own, bit)
+        for own_hash in hashes:
+            if own_hash in stored:
+                stored.remove(own_hash)
+                self._tier.remove(own_hash, bit)
                 if confirmed:
-                    confirmed.pop(own, None)
+                    confirmed.pop(own_hash, None)
         self._drop_empty(slot)
 
     def set_max_blocks(self, limit: int) -> None:
         """Remove about the oldest blocks of each replica beyond `limit`."""
-        for slot, known in list(self._own.items()):
-            self.remove(slot, list(islice(known, max(0, len(known) - limit))))
+        for slot, stored in list(self._own.items()):
+            self.remove(slot, list(islice(stored, max(0, len(stored) - limit))))
 
     def remove_some(self, slot: int, count: int) -> int:
         """Remove up to `count` blocks of a replica; return how many."""
@@ -283,13 +283,13 @@ class PushedBlocks:
 
     def entries(self) -> Iterator[tuple[int, int]]:
         """Yield each own hash with the bit of its slot."""
-        for slot, known in self._own.items():
-            for own in known:
-                yield own, 1 << slot
+        for slot, stored in self._own.items():
+            for own_hash in stored:
+                yield own_hash, 1 << slot
 
     def check(self, limit: int) -> None:
         """Assert every invariant."""
-        assert all(0 < len(known) <= limit for known in self._own.values())
+        assert all(0 < len(stored) <= limit for stored in self._own.values())
         for slot, confirmed in self._confirmed.items():
             assert confirmed
             assert confirmed.keys() <= set(self._own[slot])
@@ -316,26 +316,26 @@ class _HashSet:
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, own: int) -> bool:
-        return own in self._parts[own >> self.SHIFT]
+    def __contains__(self, own_hash: int) -> bool:
+        return own_hash in self._parts[own_hash >> self.SHIFT]
 
     def __iter__(self) -> Iterator[int]:
         """Yield the oldest of each part, then the next ones."""
         rows = zip_longest(*self._parts)
-        return (own for own in chain.from_iterable(rows) if own is not None)
+        return (own_hash for own_hash in chain.from_iterable(rows) if own_hash is not None)
 
     def newest(self) -> Iterator[int]:
         """Yield the blocks, the newest of a part first: after removals the oldest of a dict are slow to find."""
         return chain.from_iterable(map(reversed, self._parts))
 
-    def add(self, own: int) -> None:
+    def add(self, own_hash: int) -> None:
         """Add a block that is not there."""
-        self._parts[own >> self.SHIFT][own] = None
+        self._parts[own_hash >> self.SHIFT][own_hash] = None
         self._count += 1
 
-    def remove(self, own: int) -> None:
+    def remove(self, own_hash: int) -> None:
         """Remove a block that is there."""
-        del self._parts[own >> self.SHIFT][own]
+        del self._parts[own_hash >> self.SHIFT][own_hash]
         self._count -= 1
 
 
@@ -488,7 +488,7 @@ class KvEventIndex:
                 assert source.own, "a cache without blocks is removed"
                 assert source.copies.keys() <= source.own.keys()
                 assert all(copies > 0 for copies in source.copies.values())
-                counts[tier].update((own, source.bit) for own in source.owned())
+                counts[tier].update((own_hash, source.bit) for own_hash in source.owned())
         assert self._blocks.keys() == self._sources.keys()
         assert self._uses_cpu or not self._tiers[KvTier.CPU].masks
         self.pushed.check(self.max_blocks_per_replica)
@@ -496,8 +496,8 @@ class KvEventIndex:
         counts[KvTier.GPU].update(self.speculated.entries())
         for tier, blocks in self._tiers.items():
             expected: Counter[int] = Counter()
-            for own, bit in counts[tier]:
-                expected[own] |= bit
+            for own_hash, bit in counts[tier]:
+                expected[own_hash] |= bit
             assert blocks.masks == expected, "a bit for each replica with the block, and no other"
             assert blocks.more == {key: count - 1 for key, count in counts[tier].items() if count > 1}
 
@@ -540,8 +540,8 @@ class KvEventIndex:
         if self._blocks[slot] + len(hashes) <= self.max_blocks_per_replica:
             self._blocks[slot] += source.store(hashes, owned)
             return
-        for engine_hash, own in zip(hashes, owned, strict=True):
-            self._blocks[slot] += source.store((engine_hash,), (own,))
+        for engine_hash, own_hash in zip(hashes, owned, strict=True):
+            self._blocks[slot] += source.store((engine_hash,), (own_hash,))
             if self._blocks[slot] > self.max_blocks_per_replica:
                 self._evict_oldest(slot)
 
@@ -550,32 +550,32 @@ class KvEventIndex:
         if event.parent is None:
             root = chain_root(event.adapter, event.cache_salt)
         else:
-            known = self._own_hash(slot, event.parent)
-            if known is None:
+            parent_hash = self._own_hash(slot, event.parent)
+            if parent_hash is None:
                 self.stats[slot].unknown_parents += len(event.hashes)
                 return (), ()
-            root = known
+            root = parent_hash
         size = self.block_tokens
         if not event.extra:
             return event.hashes, chain_hashes(event.tokens, block_tokens=size, root=root)
         owned = []
-        for place, start in enumerate(range(0, len(event.tokens), size * TOKEN_BYTES)):
-            root = next_hash(root, event.tokens[start : start + size * TOKEN_BYTES], event.extra.get(place, b""))
+        for block, start in enumerate(range(0, len(event.tokens), size * TOKEN_BYTES)):
+            root = next_hash(root, event.tokens[start : start + size * TOKEN_BYTES], event.extra.get(block, b""))
             owned.append(root)
         return event.hashes, owned
 
     def _known(self, slot: int, event: BlocksStored) -> tuple[Sequence[int], Sequence[int]]:
         """Return the same of those blocks of an event without tokens that another cache of the replica has."""
-        found = [(engine_hash, self._own_hash(slot, engine_hash)) for engine_hash in event.hashes]
-        known = [(engine_hash, own) for engine_hash, own in found if own is not None]
-        self.stats[slot].without_tokens += len(found) - len(known)
-        return [engine_hash for engine_hash, _ in known], [own for _, own in known]
+        pairs = [(engine_hash, self._own_hash(slot, engine_hash)) for engine_hash in event.hashes]
+        stored = [(engine_hash, own_hash) for engine_hash, own_hash in pairs if own_hash is not None]
+        self.stats[slot].without_tokens += len(pairs) - len(stored)
+        return [engine_hash for engine_hash, _ in stored], [own_hash for _, own_hash in stored]
 
     def _own_hash(self, slot: int, engine_hash: int) -> int | None:
         for source in self._sources[slot].values():
-            own = source.own.get(engine_hash)
-            if own is not None:
-                return own
+            own_hash = source.own.get(engine_hash)
+            if own_hash is not None:
+                return own_hash
         return None
 
     def _remove(self, slot: int, rank: int, event: BlocksRemoved) -> None:

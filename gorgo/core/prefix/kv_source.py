@@ -40,37 +40,37 @@ class TierBlocks:
     @property
     def masks(self) -> dict[int, int]:
         """Return all blocks with their masks; visits every one."""
-        return {own: mask for part in self.parts for own, mask in part.items()}
+        return {own_hash: mask for part in self.parts for own_hash, mask in part.items()}
 
     def masks_of(self, hashes: Iterable[int]) -> list[int]:
         """Return the mask of each block, 0 for one on no replica."""
         parts = self.parts
-        return [parts[own >> PART_SHIFT].get(own, 0) for own in hashes]
+        return [parts[own_hash >> PART_SHIFT].get(own_hash, 0) for own_hash in hashes]
 
-    def add(self, own: int, bit: int) -> None:
-        masks = self.parts[own >> PART_SHIFT]
-        mask = masks.get(own)
+    def add(self, own_hash: int, bit: int) -> None:
+        masks = self.parts[own_hash >> PART_SHIFT]
+        mask = masks.get(own_hash)
         if mask is None:
-            masks[own] = bit
+            masks[own_hash] = bit
         elif mask & bit:
-            self.more[own, bit] = self.more.get((own, bit), 0) + 1
+            self.more[own_hash, bit] = self.more.get((own_hash, bit), 0) + 1
         else:
-            masks[own] = mask | bit
+            masks[own_hash] = mask | bit
 
-    def remove(self, own: int, bit: int) -> None:
-        more = self.more.get((own, bit)) if self.more else None
+    def remove(self, own_hash: int, bit: int) -> None:
+        more = self.more.get((own_hash, bit)) if self.more else None
         if more is not None:
             if more > 1:
-                self.more[own, bit] = more - 1
+                self.more[own_hash, bit] = more - 1
             else:
-                del self.more[own, bit]
+                del self.more[own_hash, bit]
             return
-        masks = self.parts[own >> PART_SHIFT]
-        mask = masks[own] ^ bit
+        masks = self.parts[own_hash >> PART_SHIFT]
+        mask = masks[own_hash] ^ bit
         if mask:
-            masks[own] = mask
+            masks[own_hash] = mask
         else:
-            del masks[own]
+            del masks[own_hash]
 
 
 @dataclass(slots=True)
@@ -103,25 +103,25 @@ class KvSource:
         before = len(own_of)
         if self._add_unknown(engine_hashes, owned):
             # As `blocks.add`, without a call for the most frequent cases.
-            for own in owned:
-                masks = parts[own >> PART_SHIFT]
-                mask = masks.get(own)
+            for own_hash in owned:
+                masks = parts[own_hash >> PART_SHIFT]
+                mask = masks.get(own_hash)
                 if mask is None:
-                    masks[own] = bit
+                    masks[own_hash] = bit
                 elif mask & bit:
-                    self.blocks.add(own, bit)
+                    self.blocks.add(own_hash, bit)
                 else:
-                    masks[own] = mask | bit
+                    masks[own_hash] = mask | bit
             return len(owned)
-        for engine_hash, own in zip(engine_hashes, owned, strict=True):
-            known = own_of.get(engine_hash)
-            if known is not None:
-                if known == own:
+        for engine_hash, own_hash in zip(engine_hashes, owned, strict=True):
+            previous = own_of.get(engine_hash)
+            if previous is not None:
+                if previous == own_hash:
                     self.copies[engine_hash] = self.copies.get(engine_hash, 0) + 1
                     continue
                 self._forget(engine_hash)
-            own_of[engine_hash] = own
-            self.blocks.add(own, bit)
+            own_of[engine_hash] = own_hash
+            self.blocks.add(own_hash, bit)
         return len(own_of) - before
 
     def _add_unknown(self, engine_hashes: Sequence[int], owned: Sequence[int]) -> bool:
@@ -143,19 +143,19 @@ class KvSource:
         if copies:
             engine_hashes = [each for each in engine_hashes if each not in copies or not self._evict_copy(each)]
         parts, more = tier.parts, tier.more
-        for own in map(self.own.pop, engine_hashes, repeat(None)):
-            if own is None:
+        for own_hash in map(self.own.pop, engine_hashes, repeat(None)):
+            if own_hash is None:
                 unknown += 1
             elif more:
-                tier.remove(own, bit)
+                tier.remove(own_hash, bit)
             else:
                 # As `TierBlocks.remove`, without a call for the most frequent case.
-                masks = parts[own >> PART_SHIFT]
-                mask = masks[own]
+                masks = parts[own_hash >> PART_SHIFT]
+                mask = masks[own_hash]
                 if mask == bit:
-                    del masks[own]
+                    del masks[own_hash]
                 else:
-                    masks[own] = mask ^ bit
+                    masks[own_hash] = mask ^ bit
         return unknown
 
     def drop_oldest(self, count: int) -> int:
@@ -169,8 +169,8 @@ class KvSource:
         """Remove up to `count` blocks with all their copies, the last stored first; return how many."""
         count = min(count, len(self.own))
         # An iterator would visit all that were dropped before.
-        for engine_hash, own in [self.own.popitem() for _ in range(count)]:
-            self.blocks.remove(own, self.bit)
+        for engine_hash, own_hash in [self.own.popitem() for _ in range(count)]:
+            self.blocks.remove(own_hash, self.bit)
             self.copies.pop(engine_hash, None)
         return count
 
@@ -243,7 +243,7 @@ def packed_chain(tokens: bytes, *, block_tokens: int, root: int = 0) -> bytes:
     """Return the hash of each full block of a prompt, packed."""
     size = block_tokens * TOKEN_BYTES
     digest = root.to_bytes(HASH_BYTES, "little")
-    found: list[bytes] = []
+    digests: list[bytes] = []
     if excess := len(tokens) % size:
         tokens = tokens[:-excess]
     for (block,) in _block(size).iter_unpack(tokens):
@@ -251,8 +251,8 @@ def packed_chain(tokens: bytes, *, block_tokens: int, root: int = 0) -> bytes:
         hashing = _EMPTY.copy()
         hashing.update(digest + block)
         digest = hashing.digest()
-        found.append(digest)
-    return b"".join(found)
+        digests.append(digest)
+    return b"".join(digests)
 
 
 def unpacked(hashes: bytes) -> list[int]:

@@ -519,18 +519,18 @@ class FoundShares:
         table = self._tables.get(key)
         if table is None:
             return matched
-        found = matched.copy()
+        expected = matched.copy()
         if len(matched) <= FEW:
             # numpy takes as long for one row as for fifty.
             slots = self._by_model[key]
             for slot, tokens in enumerate(matched.tolist()):
                 if tokens and (shares := slots.get(slot)) is not None:
-                    found[slot] = tokens * shares.by_depth[_depth(tokens)].share
-            return found
-        known = min(len(table), len(matched))
-        classes = _DEPTHS.searchsorted(matched[:known], side="right")
-        found[:known] *= table[np.arange(known), classes]
-        return found
+                    expected[slot] = tokens * shares.by_depth[_depth(tokens)].share
+            return expected
+        covered = min(len(table), len(matched))
+        classes = _DEPTHS.searchsorted(matched[:covered], side="right")
+        expected[:covered] *= table[np.arange(covered), classes]
+        return expected
 
     def recent(self, slot: int) -> float | None:
         """Return the share of confirmed tokens that the remembered reports found; `None` without any."""
@@ -538,8 +538,8 @@ class FoundShares:
         if not reports:
             return None
         # From 0.0 on: compiled modules take the int 0, with which a sum begins otherwise, for the type of the whole.
-        found = sum((report.share * report.confirmed_tokens for report in reports), 0.0)
-        return found / sum((report.confirmed_tokens for report in reports), 0.0)
+        found_tokens = sum((report.share * report.confirmed_tokens for report in reports), 0.0)
+        return found_tokens / sum((report.confirmed_tokens for report in reports), 0.0)
 
     def _reports(self, slot: int) -> Iterator[_Report]:
         for slots in self._by_model.values():
@@ -552,7 +552,7 @@ class FoundShares:
 
     def _tabulate_row(self, model: str | None, slot: int, shares: _DepthShares) -> None:
         """Write the changed row of a slot."""
-        table, row = self._tables.get(model), [found.share for found in shares.by_depth]
+        table, row = self._tables.get(model), [at_depth.share for at_depth in shares.by_depth]
         if table is None or slot >= len(table) or min(row) == 1.0:
             self._tabulate(model)
         else:
@@ -563,7 +563,7 @@ class FoundShares:
         slots = self._by_model[model]
         table = np.ones((max(slots, default=-1) + 1, _CLASSES))
         for slot, shares in slots.items():
-            table[slot] = [found.share for found in shares.by_depth]
+            table[slot] = [at_depth.share for at_depth in shares.by_depth]
         if table.size and table.min() < 1.0:
             self._tables[model] = table
         else:

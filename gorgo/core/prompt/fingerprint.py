@@ -113,12 +113,12 @@ class PromptHeads:
             if before is not None and before != head:
                 pairs.setdefault((model, client), []).append(_parts_at(before, head))
             last[model, client] = head
-        found = []
+        heads = []
         for (model, client), places in pairs.items():
-            parted = [place for place in places if place is not None]
+            parted = [position for position in places if position is not None]
             if parted:
-                found.append(PartedHeads(model, client, len(places), len(parted), min(parted)))
-        return found
+                heads.append(PartedHeads(model, client, len(places), len(parted), min(parted)))
+        return heads
 
 
 def _parts_at(first: bytes, second: bytes) -> int | None:
@@ -281,8 +281,8 @@ class Fingerprinter:
         """Add each mark to the block in which its message starts; one that starts past the last full block has none."""
         offsets = np.array(starts, dtype=np.intp)
         block = offsets // self.block_bytes
-        known = {role: self._role_hash(role) for role in set(roles)}
-        values = np.fromiter(map(known.__getitem__, roles), np.uint64, len(roles))
+        hashes = {role: self._role_hash(role) for role in set(roles)}
+        values = np.fromiter(map(hashes.__getitem__, roles), np.uint64, len(roles))
         values += offsets.view(np.uint64) * self._offset_key
         if len(roles) > len(self._orders):
             self._orders = np.arange(2 * len(roles), dtype=np.uint64) * self._order_key
@@ -295,11 +295,11 @@ class Fingerprinter:
 
     def _add_few_marks(self, sums: Words, starts: Sequence[int], roles: Sequence[str]) -> None:
         """Add a few marks as `_add_marks` does."""
-        known = self._known_marks
+        mark_values = self._known_marks
         for mark in zip(range(len(starts)), starts, roles, strict=True):
             block = mark[1] // self.block_bytes
             if block < len(sums):
-                value = known.get(mark)
+                value = mark_values.get(mark)
                 if value is None:
                     value = self._learn_mark(*mark)
                 sums[block] = (int(sums[block]) + value) & _MASK
@@ -328,8 +328,8 @@ class Fingerprinter:
         return struct.pack(f"<{len(hashes)}Q", *hashes)
 
     def _role_hash(self, role: str) -> int:
-        known = self._usual_roles.get(role)
-        return self._named_hash("", role) if known is None else known
+        usual = self._usual_roles.get(role)
+        return self._named_hash("", role) if usual is None else usual
 
     def _named_hash(self, kind: str, name: str) -> int:
         """Return the hash of a name among those of its kind."""
@@ -411,8 +411,8 @@ def marked_depths(full_blocks: int, block_tokens: float, boundaries: Sequence[in
     depths = set(grid[bisect_right(grid, behind) : bisect_right(grid, full_blocks)])
     depths.update([int(end / block_tokens) for end in boundaries[bisect_left(boundaries, behind * block_tokens) :]])
     depths.add(full_blocks)
-    found = sorted(depths)
-    return found[bisect_right(found, behind) : bisect_right(found, full_blocks)]
+    ascending = sorted(depths)
+    return ascending[bisect_right(ascending, behind) : bisect_right(ascending, full_blocks)]
 
 
 @lru_cache(maxsize=_MAX_GRIDS)

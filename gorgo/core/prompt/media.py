@@ -169,10 +169,10 @@ def lists_of(value: object, length: int) -> list[list[Any]]:
 
 
 def _tokens(learned: Mapping[tuple[str, int | None], _Learned], media: MediaParts) -> float:
-    found = learned.get((media.kind, media.size)) or learned.get((media.kind, None))
-    if found is None:
+    entry = learned.get((media.kind, media.size)) or learned.get((media.kind, None))
+    if entry is None:
         return media.tokens
-    return media.tokens * found.tokens / found.prior if media.size else media.parts * found.tokens / found.parts
+    return media.tokens * entry.tokens / entry.prior if media.size else media.parts * entry.tokens / entry.parts
 
 
 def media_of(part: Mapping[str, object], model: object) -> MediaParts | None:
@@ -276,15 +276,15 @@ def _webp_size(head: bytes) -> tuple[int, int] | None:
 
 def _jpeg_size(head: bytes) -> tuple[int, int] | None:
     """Return the size in the start of frame, which stands behind other segments."""
-    place = 2
+    offset = 2
     for _ in range(_MAX_SEGMENTS):
-        if place + 9 > len(head) or head[place] != 0xFF:
+        if offset + 9 > len(head) or head[offset] != 0xFF:
             return None
-        marker = head[place + 1]
+        marker = head[offset + 1]
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack_from(">HH", head, place + 5)
+            height, width = struct.unpack_from(">HH", head, offset + 5)
             return width, height
-        place += 2 + int.from_bytes(head[place + 2 : place + 4], "big")
+        offset += 2 + int.from_bytes(head[offset + 2 : offset + 4], "big")
     return None
 
 
@@ -298,9 +298,9 @@ def _data_in(part: Mapping[str, object], name: str, kind: str) -> str | None:
     """Return the URL or the base64 of a part: under its type's name, its kind's, or as Anthropic's source."""
     for key in (name, f"{kind}_url", "source", kind):
         value = part.get(key)
-        for found in (value.get("url"), value.get("data")) if isinstance(value, dict) else (value,):
-            if isinstance(found, str):
-                return found
+        for source in (value.get("url"), value.get("data")) if isinstance(value, dict) else (value,):
+            if isinstance(source, str):
+                return source
     return None
 
 

@@ -63,13 +63,13 @@ class Marks(Sequence[Mark]):
         return len(self.starts)
 
     @overload
-    def __getitem__(self, place: int) -> Mark: ...
+    def __getitem__(self, index: int) -> Mark: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Mark]: ...
-    def __getitem__(self, place: int | slice) -> Mark | Sequence[Mark]:
-        if isinstance(place, slice):
-            return Marks(self.starts[place], self.roles[place])
-        return self.starts[place], self.roles[place]
+    def __getitem__(self, index: slice) -> Sequence[Mark]: ...
+    def __getitem__(self, index: int | slice) -> Mark | Sequence[Mark]:
+        if isinstance(index, slice):
+            return Marks(self.starts[index], self.roles[index])
+        return self.starts[index], self.roles[index]
 
     def __iter__(self) -> Iterator[Mark]:
         return zip(self.starts, self.roles, strict=True)
@@ -153,8 +153,8 @@ class PromptText:
 
     def add_text_messages(self, messages: Sequence[object]) -> int:
         """Add messages up to the first that is more than a role and a text; return how many: most often all of them."""
-        if len(messages) > _FEW_MESSAGES and (found := _roles_and_texts(messages)) is not None:
-            return self._add_plain_messages(*found)
+        if len(messages) > _FEW_MESSAGES and (plain := _roles_and_texts(messages)) is not None:
+            return self._add_plain_messages(*plain)
         starts, parts, size = self._starts, self._parts, self._size
         before = len(starts)
         for message in messages:

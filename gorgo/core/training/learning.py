@@ -301,5 +301,5 @@ class Learning:
         learner = self.learner
         if learner is None:
             return None
-        own = choice if shadowed is None or shadowed.features is None else shadowed
-        return learner.features(request, candidates) if own.features is None else own.features
+        learners_choice = choice if shadowed is None or shadowed.features is None else shadowed
+        return learner.features(request, candidates) if learners_choice.features is None else learners_choice.features

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -25,7 +25,6 @@ from rich.table import Table
 from gorgo.config.atomic import create_text_file
 from gorgo.config.load import load_config
 from gorgo.config.model import Config
-from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import MissingExtra
 from gorgo.lab.datasets import is_shape
@@ -55,9 +54,8 @@ class SimulateOptions:
 
     Parameters
     ----------
-    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers, closed_loop, warm_s,
-    windows:
-        As in `SimJob`.
+    job:
+        What all of them have in common. Policy, weights, load and seed are those of each; no baseline has a shadow.
     policies:
         In the order of the table.
     baselines:
@@ -74,24 +72,12 @@ class SimulateOptions:
         Progress on stderr.
     """
 
-    trace: str
-    fleet: SimFleet
-    filters: TraceFilters = field(default_factory=TraceFilters)
+    job: SimJob
     policies: Sequence[str] = DEFAULT_POLICIES
     baselines: Sequence[str] = BASELINES
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     time_scales: Sequence[float] = (1.0,)
     seeds: Sequence[int] = (0,)
-    scenario: str | Scenario = STEADY
-    limits: RouterLimits | None = None
-    probe_interval_s: float = 30.0
-    scrape_interval_s: float | None = None
-    shadow: str | None = None
-    block_tokens: int | None = None
-    routers: RouterGroup = ONE_ROUTER
-    closed_loop: bool = False
-    warm_s: float = 0.0
-    windows: int = 1
     out: Path | None = None
     n_jobs: int = -1
     show_progress: bool = True
@@ -101,9 +87,9 @@ class SimulateOptions:
         """Return what is unlike between the seeds of this workload; None with one seed."""
         if len(self.seeds) < 2:
             return None
-        if is_shape(self.trace):
+        if is_shape(self.job.trace):
             return "A seed draws the requests anew, and the jitter of the network and ties."
-        scatter = ", the scatter of equal time stamps" if self.filters.spread_s else ""
+        scatter = ", the scatter of equal time stamps" if self.job.filters.spread_s else ""
         return f"A seed draws the jitter of the network{scatter} and ties; the requests are the file's (see --windows)."
 
     @property
@@ -151,39 +137,28 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
     for time_scale in dict.fromkeys(options.time_scales):
         for policy in options.names:
             for seed in options.seeds:
-                yield SimJob(
-                    trace=options.trace,
+                yield replace(
+                    options.job,
                     policy=policy,
-                    fleet=options.fleet,
-                    filters=options.filters,
-                    time_scale=time_scale,
                     weights=options.weights.get(policy),
+                    time_scale=time_scale,
                     seed=seed,
-                    scenario=options.scenario,
-                    limits=options.limits,
-                    probe_interval_s=options.probe_interval_s,
-                    scrape_interval_s=options.scrape_interval_s,
-                    block_tokens=options.block_tokens,
-                    routers=options.routers,
-                    closed_loop=options.closed_loop,
-                    warm_s=options.warm_s,
-                    windows=options.windows,
-                    shadow=None if policy in BASELINES else options.shadow,
+                    shadow=None if policy in BASELINES else options.job.shadow,
                     keep_requests=options.out is not None,
                 )
 
 
 def _check(options: SimulateOptions) -> None:
     """Raise for a wrong name or weight before the first run."""
-    scenario = find_scenario(options.scenario)
-    scenario.planned(scenario.applied_to(options.fleet), 1.0)
-    options.routers.placed(scenario.topology)
+    scenario = find_scenario(options.job.scenario)
+    scenario.planned(scenario.applied_to(options.job.fleet), 1.0)
+    options.job.routers.placed(scenario.topology)
     for name in options.names:
         if name != FLOOR:
             Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, allow_out_of_range=True)
     for name in options.policies:
         if name not in BASELINES:
-            make_shadow(options.shadow, policy_of(name))
+            make_shadow(options.job.shadow, policy_of(name))
 
 
 def _place(job: SimJob) -> tuple[float, str, int]:
@@ -397,15 +372,11 @@ def simulate_options(
     source, loaded = (config, load_config(config)) if isinstance(config, Path) else (source, config)
     own = {loaded.proxy.policy: dict(loaded.proxy.weights)}
     chosen = fleet if isinstance(fleet, SimFleet) else chosen_fleet(loaded, fleet, source=source)
-    return SimulateOptions(
+    job = SimJob(
         trace=str(trace),
+        policy=next(iter((*policies, *baselines)), FLOOR),
         fleet=chosen,
         filters=filters or TraceFilters(),
-        policies=tuple(dict.fromkeys(policies)),
-        baselines=tuple(baselines),
-        weights={**own, **(weights or {})},
-        time_scales=time_scales,
-        seeds=seeds,
         scenario=chosen_scenario(scenario, chosen),
         limits=with_queue_for_all(limits_of(loaded), enabled=queue),
         probe_interval_s=loaded.proxy.probe_interval_s,
@@ -416,6 +387,14 @@ def simulate_options(
         closed_loop=closed_loop,
         warm_s=warm_s,
         windows=windows,
+    )
+    return SimulateOptions(
+        job=job,
+        policies=tuple(dict.fromkeys(policies)),
+        baselines=tuple(baselines),
+        weights={**own, **(weights or {})},
+        time_scales=time_scales,
+        seeds=seeds,
         out=out,
         n_jobs=n_jobs,
         show_progress=show_progress,

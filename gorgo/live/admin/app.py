@@ -204,8 +204,8 @@ class Admin:
         limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
         routing = self._state.routing
         step_s = ahead_s(routing.clock)
-        found = routing.router.samples.after(after, limit, ahead_s=step_s)
-        return json_response(found | {"now_s": routing.clock() + step_s})
+        samples = routing.router.samples.after(after, limit, ahead_s=step_s)
+        return json_response(samples | {"now_s": routing.clock() + step_s})
 
     async def flush(self, request: Request) -> Response:
         body = await read_body(request)
@@ -222,8 +222,8 @@ class Admin:
 
     async def guarded_metrics(self, request: Request) -> Response:
         given = bearer(request.headers)
-        known = self._metrics_token
-        if known is None or given is None or not compare_digest(given, known):
+        token = self._metrics_token
+        if token is None or given is None or not compare_digest(given, token):
             await self._check(request)
         return Response(self._state.telemetry.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 

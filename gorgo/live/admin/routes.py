@@ -73,7 +73,9 @@ class ControlRoutes:
         self._routing = routing
 
     async def weights(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
-        return json_response(self._weights() | {"history": [row.as_dict() for row in self._routing.control.history]})
+        return json_response(
+            self._weights() | {"history": [change.as_dict() for change in self._routing.control.history]}
+        )
 
     async def set_weights(self, request: Request) -> Response:
         body = await read_body(request)
@@ -201,8 +203,8 @@ class DecisionRoutes:
     async def of_request(self, request: Request) -> Response:
         """Return every decision of a request, with the terms of each candidate, and its sample once it has ended."""
         request_id = request.path_params["request_id"]
-        found = self._routing.router.view.decisions(request_id)
-        if not found:
+        decisions = self._routing.router.view.decisions(request_id)
+        if not decisions:
             most = self._routing.router.settings.limits.max_decisions
             message = f"no stored decision has this request id; the last {most:,} decisions are stored"
             raise HttpError(404, "decision_not_found", message)
@@ -210,7 +212,7 @@ class DecisionRoutes:
         return json_response(
             {
                 "request_id": request_id,
-                "decisions": [decision.as_dict() for decision in found],
+                "decisions": [decision.as_dict() for decision in decisions],
                 "sample": None if sample is None else asdict(sample),
             }
         )
@@ -284,7 +286,7 @@ class FleetRoutes:
         draining = body.get("drain") is not False
         durable = await self._state.routing.control.drain(name, draining)
         views = self._state.routing.router.view.snapshots(now=self._state.routing.clock())
-        view = next((row for row in views if row.name == name), None)
+        view = next((replica for replica in views if replica.name == name), None)
         in_flight = 0 if view is None else view.in_flight_requests
         moves = draining and body.get("move") is True
         if moves:

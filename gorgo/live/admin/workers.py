@@ -162,7 +162,7 @@ class WorkersApp:
             headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])
             call = WorkerCall(scope["method"], scope["path"], scope["query_string"], headers, bytes(body))
             answers = await link.question_all(topic, call, limit_s=APPLIED_S, workers=link.others)
-            restart_differing(link, {worker: found[0] for worker, found in answers.items()}, answer.status)
+            restart_differing(link, {worker: reply[0] for worker, reply in answers.items()}, answer.status)
         await answer.send_to(send)
 
     async def _change(self, call: WorkerCall) -> tuple[int, bytes]:
@@ -227,8 +227,8 @@ class WorkersApp:
     async def _check(self, scope: Message, receive: Receive, send: Send) -> None:
         answer, others = await self._own(scope, receive)
         if answer.status == 200:
-            found = [json.loads(body) for status, body in others.values() if status == 200]
-            await answer.send_to(send, json.dumps(merged_checks([json.loads(answer.body), *found])).encode())
+            checks = [json.loads(body) for status, body in others.values() if status == 200]
+            await answer.send_to(send, json.dumps(merged_checks([json.loads(answer.body), *checks])).encode())
             return
         await answer.send_to(send)
 
@@ -249,10 +249,10 @@ def merged_decisions(answers: Iterable[Mapping[str, Any]], *, limit: int, slowes
     >>> merged_decisions([{"now_s": 3.0, "decisions": each} for each in rows], limit=1, slowest=False)
     {'now_s': 3.0, 'decisions': [{'decided_s': 2.0}]}
     """
-    found = list(answers)
-    rows = [row for answer in found for row in answer["decisions"]]
-    rows.sort(key=lambda row: (row["ttft_ms"] or 0.0) if slowest else row["decided_s"], reverse=True)
-    return {"now_s": max(answer["now_s"] for answer in found), "decisions": list(islice(rows, limit))}
+    parts = list(answers)
+    rows = [decision for answer in parts for decision in answer["decisions"]]
+    rows.sort(key=lambda decision: (decision["ttft_ms"] or 0.0) if slowest else decision["decided_s"], reverse=True)
+    return {"now_s": max(answer["now_s"] for answer in parts), "decisions": list(islice(rows, limit))}
 
 
 def merged_checks(checks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -261,14 +261,14 @@ def merged_checks(checks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     >>> merged_checks([{"violation": None, "in_flight": 1}, {"violation": "x", "in_flight": 2}])
     {'violation': 'x', 'in_flight': 3}
     """
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for check in checks:
         for key, value in check.items():
-            before = found.get(key)
+            before = merged.get(key)
             if isinstance(value, Mapping):
-                found[key] = merged_checks([each for each in (before, value) if each is not None])
+                merged[key] = merged_checks([each for each in (before, value) if each is not None])
             elif isinstance(value, int) and before is not None:
-                found[key] = before + value
+                merged[key] = before + value
             elif before is None:
-                found[key] = value
-    return found
+                merged[key] = value
+    return merged

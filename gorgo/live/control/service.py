@@ -55,8 +55,16 @@ class WeightsHistory:
     def record(self, change: ChangeRequest) -> None:
         """Record the version in force as the result of `change`."""
         policy, weights = self._router.settings.policy.name, self._router.settings.weights
-        row = (weights.version, policy, dict(weights), now_text(self._clock), change.source, change.reason, change.by)
-        self._rows.append(WeightsChange(*row))
+        fields = (
+            weights.version,
+            policy,
+            dict(weights),
+            now_text(self._clock),
+            change.source,
+            change.reason,
+            change.by,
+        )
+        self._rows.append(WeightsChange(*fields))
 
 
 #: What a killed process may lose is learned again within this time, by the same traffic.
@@ -138,8 +146,8 @@ class ControlService:
         proxy whose file exists.
         """
         policy, weights = self._active()
-        version, (row,) = self._router.settings.weights.version, self.history
-        log("weights_in_force", policy=policy, version=version, weights=weights, source=row.source)
+        version, (initial,) = self._router.settings.weights.version, self.history
+        log("weights_in_force", policy=policy, version=version, weights=weights, source=initial.source)
         frozen = self.frozen is not None
         if self._start.set_aside:
             copy, unknown = await self._changes.keep_copy(), list(self._start.set_aside)

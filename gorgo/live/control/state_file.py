@@ -224,24 +224,24 @@ class _StateReader:
                 self._damaged(f"frozen.{key}", value[key], "text or null")
         return Frozen(self._text(value, "since"), value["reason"], value["by"])
 
-    def _keys(self, value: Any, keys: tuple[str, ...], place: str) -> None:
+    def _keys(self, value: Any, keys: tuple[str, ...], key: str) -> None:
         if not isinstance(value, dict) or set(value) != set(keys):
-            self._fail(f"{place} does not have exactly the keys {', '.join(keys)}")
+            self._fail(f"{key} does not have exactly the keys {', '.join(keys)}")
 
     def _text(self, value: Mapping[str, Any], key: str) -> str:
-        found = value[key]
-        if not isinstance(found, str) or not found:
-            self._damaged(key, found, "text")
-        return found
+        text = value[key]
+        if not isinstance(text, str) or not text:
+            self._damaged(key, text, "text")
+        return text
 
-    def _weights(self, value: Any, place: str) -> dict[str, float]:
+    def _weights(self, value: Any, key: str) -> dict[str, float]:
         if not isinstance(value, dict) or not all(is_number(number) for number in value.values()):
-            self._damaged(place, value, "finite numbers by name")
+            self._damaged(key, value, "finite numbers by name")
         return {name: float(number) for name, number in value.items()}
 
-    def _names(self, value: Any, place: str) -> frozenset[str]:
+    def _names(self, value: Any, key: str) -> frozenset[str]:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            self._damaged(place, value, "a list of names")
+            self._damaged(key, value, "a list of names")
         return frozenset(value)
 
     def _registered(self, value: Any) -> Iterator[ReplicaConfig]:
@@ -263,8 +263,8 @@ class _StateReader:
                 self._damaged(f"{_LEARNED}.{name}", value[name], f"what a process has learned ({error})")
         return value
 
-    def _damaged(self, place: str, value: object, expected: str) -> NoReturn:
-        self._fail(f"{place} is {str(value)[:60]!r}; expected {expected}")
+    def _damaged(self, key: str, value: object, expected: str) -> NoReturn:
+        self._fail(f"{key} is {str(value)[:60]!r}; expected {expected}")
 
     def _fail(self, what: str) -> NoReturn:
         advice = "put a copy back, or move it away to start from the configuration"
@@ -405,9 +405,9 @@ def _persisted_state(
         )
         after, file = Weights(dict(weights), persisted.version + 1), FileRouting(ConfigSnapshot.by(config))
         return InitialState(policy, after, persisted.frozen, draining, "configuration", file, aside)
-    known = {spec.name for spec in live.weight_specs}
-    values = {name: value for name, value in persisted.weights.items() if name in known}
-    aside = (*persisted.unknown_keys, *(f"weights.{name}" for name in persisted.weights if name not in known))
+    weight_names = {spec.name for spec in live.weight_specs}
+    values = {name: value for name, value in persisted.weights.items() if name in weight_names}
+    aside = (*persisted.unknown_keys, *(f"weights.{name}" for name in persisted.weights if name not in weight_names))
     try:
         # Their range was checked when they were set.
         in_force = Weights.of(live.weight_specs, values, version=persisted.version, allow_out_of_range=True)

@@ -177,9 +177,9 @@ class FleetPlans:
 
     def drain(self, name: str, draining: bool, state: PersistedState) -> PlannedChange:
         """Plan a drain mark, or its end. Raises `UnknownReplica`."""
-        known = self._router.view.health_states()
-        if name not in known:
-            raise UnknownReplica(f"no replica named {name!r}{closest(name, known)}")
+        health_states = self._router.view.health_states()
+        if name not in health_states:
+            raise UnknownReplica(f"no replica named {name!r}{closest(name, health_states)}")
         marked = state.draining | {name} if draining else state.draining - {name}
         return PlannedChange(
             replace(state, draining=marked), lambda: self._router.replicas.drain(name, draining, now=self._clock())
@@ -187,10 +187,10 @@ class FleetPlans:
 
     def add(self, entry: ReplicaConfig, state: PersistedState) -> PlannedChange:
         """Plan an entry; one that is leaving stays, with its own drain mark. Raises `TooManyReplicas`."""
-        known, name = self._registered.entries, entry.name
-        if name not in known and len(known) >= MAX_REGISTERED:
+        registered, name = self._registered.entries, entry.name
+        if name not in registered and len(registered) >= MAX_REGISTERED:
             raise TooManyReplicas(f"{MAX_REGISTERED} replicas are registered, which is the most")
-        after = (known | {name: entry}).values()
+        after = (registered | {name: entry}).values()
 
         def apply() -> None:
             rejoins = name in self._registered.leaving
@@ -213,7 +213,7 @@ class FleetPlans:
 
     def drop_named(self, file: Config) -> None:
         """Remove the entries that the file names, with the drain of those that were leaving."""
-        named = {row.name: row for row in file.replicas}
+        named = {replica.name: replica for replica in file.replicas}
         for name in self._registered.named_by(file):
             if name in self._registered.leaving:
                 self._router.replicas.drain(name, named[name].draining, now=self._clock())

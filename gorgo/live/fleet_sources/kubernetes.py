@@ -416,12 +416,12 @@ class KubernetesSource:
         config = self._config
         regions = None if self._nodes is None else self._nodes.state.objects
         if self._slices is not None:
-            found = found_slices(self._slices.state.objects.values(), config, regions)
-            return Found(found.replicas, {**found.rejected, **self._slices.state.rejected})
+            listed = found_slices(self._slices.state.objects.values(), config, regions)
+            return Found(listed.replicas, {**listed.rejected, **self._slices.state.rejected})
         if self._pool is not None and pool is None:
             missing = {str(config.pool): f"inferencepool {self._namespace}/{config.pool} is missing"}
             return Found((), self._pool.state.rejected or missing)
         assert self._pods is not None, "followed since the selector is known"
         ports: tuple[int | str, ...] = (config.port or config.port_name or 0,) if pool is None else pool.ports
-        found = found_pods(self._pods.state.objects.values(), ports, config.replica, regions)
-        return Found(found.replicas, {**found.rejected, **self._pods.state.rejected})
+        listed = found_pods(self._pods.state.objects.values(), ports, config.replica, regions)
+        return Found(listed.replicas, {**listed.rejected, **self._pods.state.rejected})

@@ -91,8 +91,8 @@ def error_json(
     """
     if path.startswith(MESSAGES):
         kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        own = {"type": kind, "message": message, "code": code, **(details or {})}
-        return json.dumps({"type": "error", "error": own}).encode()
+        described = {"type": kind, "message": message, "code": code, **(details or {})}
+        return json.dumps({"type": "error", "error": described}).encode()
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {"message": message, "type": kind, "param": None, "code": code, **(details or {})}
     return json.dumps({"error": error}).encode()
@@ -150,12 +150,12 @@ def unknown_route(path: str, routes: Iterable[BaseRoute]) -> HttpError:
     """
     from starlette.routing import Route
 
-    known = [route for route in routes if isinstance(route, Route)]
-    paths = sorted({route.path.replace(":path}", "}") for route in known})
+    usable = [route for route in routes if isinstance(route, Route)]
+    paths = sorted({route.path.replace(":path}", "}") for route in usable})
     bare = path[:200].rstrip("/")
     near = next((one for one in paths if bare and (one.endswith(bare) or bare.endswith(one))), None)
     hint = closest(bare, paths) if near is None else f" (did you mean {near!r}?)"
-    return HttpError(404, "not_found", f"no such route{hint}; there are: {', '.join(map(_shown, known))}")
+    return HttpError(404, "not_found", f"no such route{hint}; there are: {', '.join(map(_shown, usable))}")
 
 
 def _shown(route: Route) -> str:

@@ -93,11 +93,11 @@ def new_id() -> str:
 def session_id(headers: Iterable[Header]) -> str | None:
     """Return the client's session key; None without one."""
     best = len(SESSION_HEADERS)
-    found: bytes | None = None
+    session: bytes | None = None
     for name, value in headers:
         if name in _SESSIONS and _SESSIONS[name] < best and value:
-            best, found = _SESSIONS[name], value
-    return None if found is None else found[:_SESSION_BYTES].decode("latin-1")
+            best, session = _SESSIONS[name], value
+    return None if session is None else session[:_SESSION_BYTES].decode("latin-1")
 
 
 def upstream_headers(
@@ -300,35 +300,35 @@ def _traits(headers: tuple[Header, ...], passed: frozenset[bytes]) -> ResponseTr
     )
 
 
-def client_headers(traits: ResponseTraits, own: EncodedHeaders, length: int | None) -> EncodedHeaders:
+def client_headers(traits: ResponseTraits, own_headers: EncodedHeaders, length: int | None) -> EncodedHeaders:
     """Return the headers of a response for its client: the replica's, its length if it is sent on, the proxy's own."""
-    found = EncodedHeaders(traits.returned, traits.returned.lines + own.lines, length)
-    found.extend(own)
+    merged = EncodedHeaders(traits.returned, traits.returned.lines + own_headers.lines, length)
+    merged.extend(own_headers)
     if length is not None:
         digits = b"%d" % length
-        found.append((_LENGTH, digits))
-        found.lines += b"content-length: %b\r\n" % digits
-    return found
+        merged.append((_LENGTH, digits))
+        merged.lines += b"content-length: %b\r\n" % digits
+    return merged
 
 
 def request_id_of(headers: Sequence[Header]) -> str:
     """Return the client's own id if it is safe to repeat, else a new one."""
     if not isinstance(headers, RequestHeaders):
         return own_request_id(headers) or new_id()
-    found = headers.findings.request_id
-    if found is None:
-        found = headers.findings.request_id = own_request_id(headers) or ""
-    return found or new_id()
+    client_id = headers.findings.request_id
+    if client_id is None:
+        client_id = headers.findings.request_id = own_request_id(headers) or ""
+    return client_id or new_id()
 
 
 def session_of(headers: Sequence[Header]) -> str | None:
     """Return the client's session key; None without one."""
     if not isinstance(headers, RequestHeaders):
         return session_id(headers)
-    found = headers.findings.session
-    if found is None:
-        found = headers.findings.session = session_id(headers) or ""
-    return found or None
+    session = headers.findings.session
+    if session is None:
+        session = headers.findings.session = session_id(headers) or ""
+    return session or None
 
 
 def headers_for_replica(
@@ -337,12 +337,12 @@ def headers_for_replica(
     """Return `upstream_headers`; of repeated headers with their lines."""
     if not isinstance(headers, RequestHeaders):
         return upstream_headers(headers, request_id=request_id, api_key=api_key, passed=passed)
-    known = headers.findings.forwarded
-    if known is None or known[0] is not passed or known[1] != api_key:
+    cached = headers.findings.forwarded
+    if cached is None or cached[0] is not passed or cached[1] != api_key:
         pairs = upstream_headers(headers, request_id=None, api_key=api_key, passed=passed)
-        known = headers.findings.forwarded = passed, api_key, EncodedHeaders(pairs, encode_lines(pairs))
-    fixed = known[2]
-    own = request_id.encode("ascii")
-    found = EncodedHeaders(fixed, b"%bx-request-id: %b\r\n" % (fixed.lines, own))
-    found.append((b"x-request-id", own))
-    return found
+        cached = headers.findings.forwarded = passed, api_key, EncodedHeaders(pairs, encode_lines(pairs))
+    fixed = cached[2]
+    encoded_id = request_id.encode("ascii")
+    forwarded = EncodedHeaders(fixed, b"%bx-request-id: %b\r\n" % (fixed.lines, encoded_id))
+    forwarded.append((b"x-request-id", encoded_id))
+    return forwarded

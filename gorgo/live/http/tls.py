@@ -138,8 +138,8 @@ class _PemFiles:
         return True
 
     def _read_stamps(self) -> tuple[tuple[int, int], ...]:
-        found = (path.stat() for path in self._paths)
-        return tuple((each.st_mtime_ns, each.st_ino) for each in found)
+        statuses = (path.stat() for path in self._paths)
+        return tuple((each.st_mtime_ns, each.st_ino) for each in statuses)
 
 
 #: A certificate in a file in PEM form (RFC 7468).

@@ -433,10 +433,10 @@ def _received_bytes(connection: socket.socket) -> int:
     if sys.platform != "linux":
         return 0
     try:
-        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
         return 0
-    return int.from_bytes(found[_RECEIVED_AT:], sys.byteorder) if len(found) == _TCP_INFO_BYTES else 0
+    return int.from_bytes(tcp_info[_RECEIVED_AT:], sys.byteorder) if len(tcp_info) == _TCP_INFO_BYTES else 0
 
 
 #: Pause before a broken connection is tried again; it doubles up to the second one.
@@ -497,48 +497,48 @@ class KvSockets:
         Raises `zmq.ZMQError`.
         """
         zmq = self.zmq
-        found = self._socket(zmq.SUB)
-        found.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
+        subscriber = self._socket(zmq.SUB)
+        subscriber.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
         # Before the connection, which would else not be reported.
-        monitor = self._monitor(found)
+        monitor = self._monitor(subscriber)
         backlog = Backlog(MAX_LIVE_BYTES, self.backlogs)
-        receiver = Receiver(zmq, found, self._arrivals, self._turn, taker=taker, delivered=backlog.count_delivered)
+        receiver = Receiver(zmq, subscriber, self._arrivals, self._turn, taker=taker, delivered=backlog.count_delivered)
         try:
-            (found.bind if source.mode == "bind" else found.connect)(source.endpoint)
+            (subscriber.bind if source.mode == "bind" else subscriber.connect)(source.endpoint)
             yield receiver, monitor, backlog
         finally:
             receiver.close()
             backlog.close()
-            found.disable_monitor()
+            subscriber.disable_monitor()
             monitor.close(linger=0)
-            found.close(linger=0)
+            subscriber.close(linger=0)
 
     @contextmanager
     def requesting(self, endpoint: str) -> Iterator[tuple[Any, Any, Backlog]]:
         """Return a socket for the request of one replay, and the others as `subscribed`. Raises `zmq.ZMQError`."""
-        found = self._socket(self.zmq.DEALER)
-        monitor = self._monitor(found)
+        requester = self._socket(self.zmq.DEALER)
+        monitor = self._monitor(requester)
         backlog = Backlog(MAX_REPLAY_BYTES, self.backlogs)
         try:
-            found.connect(endpoint)
-            yield found, monitor, backlog
+            requester.connect(endpoint)
+            yield requester, monitor, backlog
         finally:
             backlog.close()
-            found.disable_monitor()
+            requester.disable_monitor()
             monitor.close(linger=0)
-            found.close(linger=0)
+            requester.close(linger=0)
 
-    def _monitor(self, found: Any) -> Any:
+    def _monitor(self, monitored: Any) -> Any:
         zmq = self.zmq
         ends = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-        return found.get_monitor_socket(ends | zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED)
+        return monitored.get_monitor_socket(ends | zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
 
     def _socket(self, kind: int) -> Any:
         zmq = self.zmq
-        found = self._context.socket(kind)
+        created = self._context.socket(kind)
         options = {
             zmq.LINGER: 0,
             zmq.IPV6: 1,
@@ -550,5 +550,5 @@ class KvSockets:
             zmq.HEARTBEAT_TIMEOUT: int(HEARTBEAT_TIMEOUT_S * 1e3),
         }
         for option, value in options.items():
-            found.setsockopt(option, value)
-        return found
+            created.setsockopt(option, value)
+        return created

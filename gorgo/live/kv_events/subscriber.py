@@ -47,8 +47,8 @@ class KvSources:
         """Return the sources of the configuration or of the engine; `None` if it did not answer."""
         if config.endpoint is not None:
             return (KvEventSource(config.endpoint, config.replay, config.topic or "", config.mode),)
-        found = await self.announced()
-        if found is None:
+        announced = await self.announced()
+        if announced is None:
             return None
         return tuple(
             KvEventSource(
@@ -58,7 +58,7 @@ class KvSources:
                 rank=source.rank,
                 block_tokens=source.block_tokens,
             )
-            for source in found
+            for source in announced
         )
 
     async def announced(self) -> tuple[KvEventSource, ...] | None:
@@ -66,9 +66,9 @@ class KvSources:
         match self._target.dialect.name:
             case "sglang":
                 for path in SGLANG_PATHS:
-                    found = read_sglang(await self._answer(path), host=self._target.upstream.checked_host)
-                    if found is not None:
-                        return found
+                    sources = read_sglang(await self._answer(path), host=self._target.upstream.checked_host)
+                    if sources is not None:
+                        return sources
                 return None
             case "vllm":
                 return read_vllm(await self._answer(VLLM_PATH), host=self._target.upstream.checked_host)
@@ -211,8 +211,8 @@ class KvSubscriber:
                 self._be_silent()
             if states == {FeedState.CUT} and config.endpoint is None and now - requested_s >= RETRY_S:
                 requested_s = now
-                found = await self._sources.announced()
-                if found and tuple(each.endpoint for each in found) != tuple(each.endpoint for each in sources):
+                announced = await self._sources.announced()
+                if announced and tuple(each.endpoint for each in announced) != tuple(each.endpoint for each in sources):
                     return
 
     def _be_silent(self) -> None:

@@ -76,10 +76,10 @@ async def serve_app(
     """
     settings = ServerSettings(app, config, PartialHeads())
     connections = Connections(settings, limits)
-    own = tls is not None or shared is not None
+    accepts_itself = tls is not None or shared is not None
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(run_server(app, config, [] if own else [listener], connections.serve, closing))
-        accepting = tasks.create_task(connections.accept(listener, tls, shared)) if own else None
+        tasks.create_task(run_server(app, config, [] if accepts_itself else [listener], connections.serve, closing))
+        accepting = tasks.create_task(connections.accept(listener, tls, shared)) if accepts_itself else None
         try:
             if shared is not None and accepting is not None:
                 await first_of(closing, shared.retiring)

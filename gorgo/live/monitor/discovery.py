@@ -57,24 +57,24 @@ async def discover(
     if engine is None and models is not None and identify:
         engine = FoundEngine("openai")
     if models and all(model.context_tokens is None for model in models):
-        found = await _context(answer, kind if engine is None else engine.name)
-        models = tuple(replace(model, context_tokens=found) for model in models)
+        context_tokens = await _context(answer, kind if engine is None else engine.name)
+        models = tuple(replace(model, context_tokens=context_tokens) for model in models)
     return Discovered(models, engine)
 
 
 async def _context(answer: Callable[[str], Awaitable[object]], kind: str) -> int | None:
     for path in context_routes(kind):
-        found = read_context(await answer(path))
-        if found is not None:
-            return found
+        context_tokens = read_context(await answer(path))
+        if context_tokens is not None:
+            return context_tokens
     return None
 
 
 async def _engine(answer: Callable[[str], Awaitable[object]], owner: str | None) -> FoundEngine | None:
     for path in identifying_routes(owner):
-        found = recognise(path, await answer(path))
-        if found is not None:
-            return found
+        engine = recognise(path, await answer(path))
+        if engine is not None:
+            return engine
     return None if owner is None else FoundEngine(owner)
 
 
@@ -103,18 +103,18 @@ class Discovery:
         target = self._target
         return await discover(self.answer, identify=self._identify, known=target.found_engine, kind=target.dialect.name)
 
-    def publish(self, found: Discovered) -> bool:
+    def publish(self, discovered: Discovered) -> bool:
         """Use what was found, unless another process has this name now. Return whether the kind of engine changed."""
         if self._replicas.targets.get(self._target.name) is not self._target:
             return False
-        changed = self.apply_engine(found)
-        if found.models is not None:
-            self._use_models(found.models)
+        changed = self.apply_engine(discovered)
+        if discovered.models is not None:
+            self._use_models(discovered.models)
         return changed
 
-    def apply_engine(self, found: Discovered) -> bool:
+    def apply_engine(self, discovered: Discovered) -> bool:
         """Use the kind of engine that was found. Return whether it changed."""
-        return found.engine is not None and self._use_engine(found.engine)
+        return discovered.engine is not None and self._use_engine(discovered.engine)
 
     def _use_engine(self, engine: FoundEngine) -> bool:
         self._identify = False
@@ -128,10 +128,10 @@ class Discovery:
             self._routing.router.caches.flush(target.name, now=self._routing.clock())
         return was is None or was.name != engine.name
 
-    def _use_models(self, found: tuple[ServedModel, ...]) -> None:
+    def _use_models(self, models: tuple[ServedModel, ...]) -> None:
         routing, name = self._routing, self._target.name
         before, contexts_before = routing.models.listed(name), routing.models.contexts(name)
-        now_listed = routing.models.set_list(name, found, engine=self._target.dialect.name)
+        now_listed = routing.models.set_list(name, models, engine=self._target.dialect.name)
         contexts = routing.models.contexts(name)
         if now_listed == before and contexts == contexts_before:
             return

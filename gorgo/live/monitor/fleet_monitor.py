@@ -46,11 +46,11 @@ class FleetMonitor:
             self.stop(name)
             self.start(monitor)
 
-    def take_learned(self, name: str, kind: str, *found: Any) -> None:
+    def take_learned(self, name: str, kind: str, *answer: Any) -> None:
         """Take what the worker that leads has learned of a replica; of one that has left nothing."""
         running = self._running.get(name)
         if running is not None:
-            running[0].take_answer(kind, *found)
+            running[0].take_answer(kind, *answer)
 
     async def learned(self) -> Learned:
         """Return the last answers of all replicas, for a worker that joins."""
@@ -88,8 +88,8 @@ async def learn_all(monitors: list[ReplicaMonitor], link: WorkerLink | None) -> 
         with suppress(WorkerUnreachable):
             learned = await link.question(link.leader, "learned")
     for monitor in monitors:
-        for kind, found in learned.get(monitor.target.name, {}).items():
-            monitor.take_answer(kind, *found)
+        for kind, answer in learned.get(monitor.target.name, {}).items():
+            monitor.take_answer(kind, *answer)
     await probe_all([monitor for monitor in monitors if monitor.target.name not in learned])
 
 

@@ -268,33 +268,33 @@ class ReplicaMonitor:
 
     async def discover(self) -> None:
         """Read the list of models, and find the kind of engine where it is not known."""
-        found = await self._discovery.request()
-        self._publish("models", found)
-        if self._discovery.publish(found):
+        discovered = await self._discovery.request()
+        self._publish("models", discovered)
+        if self._discovery.publish(discovered):
             await self.scrape()
         self._state.log_unused(self._target)
 
     # -- what the worker that leads has learned of the replica
 
-    def take_answer(self, kind: str, *found: Any) -> None:
+    def take_answer(self, kind: str, *answer: Any) -> None:
         """Take an answer that the worker that leads has got."""
-        self.learned[kind] = found
+        self.learned[kind] = answer
         now = self._state.routing.clock()
         match kind:
             case "probe":
-                rtt_s, self._refusal, self._target.last_failure = found
+                rtt_s, self._refusal, self._target.last_failure = answer
                 self._probed(rtt_s, now)
             case "scrape":
-                self._sampled(found[0], now)
+                self._sampled(answer[0], now)
             case _:
-                self._discovery.publish(*found)
+                self._discovery.publish(*answer)
 
-    def _publish(self, kind: str, *found: object) -> None:
+    def _publish(self, kind: str, *answer: object) -> None:
         """Let the other workers take what this one has learned, if it leads."""
-        self.learned[kind] = found
+        self.learned[kind] = answer
         link = self._state.link
         if link is not None and link.leads:
-            link.publish("replica", self._target.name, kind, *found)
+            link.publish("replica", self._target.name, kind, *answer)
 
     async def probe_once(self) -> ProbeResult:
         """Probe and scrape once, for a replica that is not in the fleet yet."""
@@ -310,12 +310,12 @@ class ReplicaMonitor:
 
         async def read() -> None:
             if self._target.detects_engine:
-                await known  # the routes to read depend on it
+                await discovery  # the routes to read depend on it
             result.sample = await self._read_sample() if self._has_metrics else None
 
         try:
             async with asyncio.timeout(FIRST_PROBE_TIMEOUT_S), asyncio.TaskGroup() as tasks:
-                known = tasks.create_task(discover())
+                discovery = tasks.create_task(discover())
                 tasks.create_task(measure())
                 tasks.create_task(read())
         except TimeoutError:
@@ -408,21 +408,25 @@ class ReplicaMonitor:
         self._reports_metrics = sample is not None
         return sample
 
-    def _report_connection(self, found: NextConnectionState | None) -> None:
+    def _report_connection(self, next_connection: NextConnectionState | None) -> None:
         """Report the next connection to the Router, unless another process has this name now."""
         if self._state.replicas.targets.get(self._target.name) is not self._target:
             return
         now = self._state.routing.clock()
-        connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
+        connection = (
+            None
+            if next_connection is None
+            else OpenConnection(next_connection.windows, now - next_connection.idle_s, next_connection.pacing)
+        )
         self._state.routing.router.replicas.on_connection(self._target.name, connection, now=now)
 
     async def resolve_name(self) -> None:
         """Look up the name of the replica, which may have moved; warn of one with several addresses."""
         try:
-            found = await self._target.upstream.resolve_name()
+            addresses = await self._target.upstream.resolve_name()
         except OSError:
             return  # What is known stays: a connection that fails says why.
-        advice = several_addresses(found)
+        advice = several_addresses(addresses)
         if advice is not None and self._addresses_advice is None:
             log("replica_has_several_addresses", level=logging.WARNING, replica=self._target.name, advice=advice)
         self._addresses_advice = advice

@@ -92,8 +92,8 @@ def not_json(body: bytes, error: json.JSONDecodeError | UnicodeDecodeError) -> H
         return HttpError(400, "invalid_json", "the body is empty; expected a JSON object")
     if isinstance(error, UnicodeDecodeError):
         return HttpError(400, "invalid_json", f"the body is not JSON: byte {error.start} is not {error.encoding}")
-    place = f"line {error.lineno}, column {error.colno}"
-    return HttpError(400, "invalid_json", f"the body is not JSON: {place}: {error.msg}")
+    position = f"line {error.lineno}, column {error.colno}"
+    return HttpError(400, "invalid_json", f"the body is not JSON: {position}: {error.msg}")
 
 
 def check_counts(body: bytes) -> None:
@@ -167,22 +167,22 @@ def _spliced(whole: _Text, value: _Text, places: Iterable[tuple[int, int]]) -> I
 
 def _model_places(text: str) -> Iterable[tuple[int, int]]:
     """Yield the places of the values of `model` at the top of an object."""
-    place = _past_blanks(text, text.index("{") + 1)
-    while text[place] != "}":
-        key, place = _DECODER.raw_decode(text, place)
-        start = _past_blanks(text, _past_blanks(text, place) + 1)
+    index = _past_blanks(text, text.index("{") + 1)
+    while text[index] != "}":
+        key, index = _DECODER.raw_decode(text, index)
+        start = _past_blanks(text, _past_blanks(text, index) + 1)
         _, end = _DECODER.raw_decode(text, start)
         if key == "model":
             yield start, end
-        place = _past_blanks(text, end)
-        if text[place] == ",":
-            place = _past_blanks(text, place + 1)
+        index = _past_blanks(text, end)
+        if text[index] == ",":
+            index = _past_blanks(text, index + 1)
 
 
-def _past_blanks(text: str, place: int) -> int:
-    found = _BLANKS.match(text, place)
-    assert found is not None, "the pattern matches nothing too"
-    return found.end()
+def _past_blanks(text: str, index: int) -> int:
+    blanks = _BLANKS.match(text, index)
+    assert blanks is not None, "the pattern matches nothing too"
+    return blanks.end()
 
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
@@ -193,9 +193,8 @@ def _is_json(content_type: bytes) -> bool:
     return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
-# What routing needs of a request's body: some of its top-level fields, and a sketch of its prompt.
-#
-# Owns the one parse of a body, wherever it takes place: here, or in the process of `worker`.
+# What routing needs of a request's body: some of its top-level fields, and a sketch of its prompt. It is parsed once:
+# here, or in the process of `worker`.
 
 
 #: Fields by which engines and gateways pick a worker, a host or a priority, or name a request of another client; and by

@@ -95,8 +95,8 @@ def store_tls(shared: SharedConfig) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=shared.ca_file)
     except (OSError, ValueError) as failure:  # `ssl.SSLError` is an `OSError`
         reason = getattr(failure, "strerror", None) or str(failure)
-        found = f"ca_file {shared.ca_file!r}: {reason}"
-        raise InvalidValueError("shared", found, "certificates of authorities in PEM form") from failure
+        problem = f"ca_file {shared.ca_file!r}: {reason}"
+        raise InvalidValueError("shared", problem, "certificates of authorities in PEM form") from failure
 
 
 def store_password(shared: SharedConfig, environ: Mapping[str, str]) -> str | None:
@@ -105,8 +105,8 @@ def store_password(shared: SharedConfig, environ: Mapping[str, str]) -> str | No
         return None
     password = environ.get(shared.password_env, "").strip()
     if not password:
-        found = f"the environment variable {shared.password_env} is not set"
-        raise InvalidValueError("shared", found, "it to hold the store's password")
+        problem = f"the environment variable {shared.password_env} is not set"
+        raise InvalidValueError("shared", problem, "it to hold the store's password")
     return password
 
 
@@ -194,8 +194,8 @@ class StoreNames:
         return member if member is not None and hmac.compare_digest(name, self.listed(member).encode()) else None
 
     def _tag(self, purpose: bytes, member: str, text: bytes) -> bytes:
-        place = f"{self.group}\0{member}\0".encode()
-        return blake2b(place + text, key=self.key, digest_size=TAG_BYTES, person=purpose).digest()
+        prefix = f"{self.group}\0{member}\0".encode()
+        return blake2b(prefix + text, key=self.key, digest_size=TAG_BYTES, person=purpose).digest()
 
 
 def member_name(router: str, boot_id: str) -> str:

@@ -132,12 +132,12 @@ class LocalPeers:
         """Return what a scrape shows."""
         differing: dict[Subject, int] = {}
         rows = self.known_peers()
-        for row in rows:
-            for subject in row.differences:
+        for peer in rows:
+            for subject in peer.differences:
                 differing[subject] = differing.get(subject, 0) + 1
         evicted: Mapping[Any, int] = self._router.peers.evicted_prefixes()
         return PeerMeasures(
-            self.counts, not self._link.ended.is_set(), sum(row.counts for row in rows), differing, evicted
+            self.counts, not self._link.ended.is_set(), sum(peer.counts for peer in rows), differing, evicted
         )
 
     def _take(self, worker: int, content: bytes) -> None:

@@ -89,22 +89,22 @@ def peer_rows(peers: PeerExchange, unreadable: Mapping[str, float], *, now: floa
         rows.append(
             PeerRow(router, now - at_s, False, differences={"format": "its reports have records of another version"})
         )
-    return sorted((row for row in rows if row.age_s < SHOWN_S), key=lambda row: row.age_s)
+    return sorted((peer for peer in rows if peer.age_s < SHOWN_S), key=lambda peer: peer.age_s)
 
 
-def _differences(theirs: PeerStatus, own: PeerStatus, *, same_key: bool) -> dict[Subject, str]:
-    found: dict[Subject, str] = {}
-    if theirs.policy != own.policy:
-        found["policy"] = f"policy {theirs.policy}, here {own.policy}"
-    elif theirs.weights_version != own.weights_version:
-        found["weights"] = f"weights version {theirs.weights_version}, here {own.weights_version}"
-    if theirs.frozen != own.frozen:
-        found["freeze"] = "frozen, not here" if theirs.frozen else "not frozen, here frozen"
-    if theirs.model != own.model:
-        found["model"] = f"model {theirs.model or 'none'}, here {own.model or 'none'}"
+def _differences(theirs: PeerStatus, ours: PeerStatus, *, same_key: bool) -> dict[Subject, str]:
+    differences: dict[Subject, str] = {}
+    if theirs.policy != ours.policy:
+        differences["policy"] = f"policy {theirs.policy}, here {ours.policy}"
+    elif theirs.weights_version != ours.weights_version:
+        differences["weights"] = f"weights version {theirs.weights_version}, here {ours.weights_version}"
+    if theirs.frozen != ours.frozen:
+        differences["freeze"] = "frozen, not here" if theirs.frozen else "not frozen, here frozen"
+    if theirs.model != ours.model:
+        differences["model"] = f"model {theirs.model or 'none'}, here {ours.model or 'none'}"
     if not same_key:
-        found["key"] = "another fingerprint key: its prefixes are ignored"
-    return found
+        differences["key"] = "another fingerprint key: its prefixes are ignored"
+    return differences
 
 
 # What a failed command says about the store, in one of a few words.
@@ -283,11 +283,11 @@ class PeerStoreService:
         """Return what a scrape shows."""
         differing: dict[Subject, int] = {}
         rows = self.known_peers()
-        for row in rows:
-            for subject in row.differences:
+        for peer in rows:
+            for subject in peer.differences:
                 differing[subject] = differing.get(subject, 0) + 1
         evicted = self._router.peers.evicted_prefixes()
-        return PeerMeasures(self.counts, self.link.joined, sum(row.counts for row in rows), differing, evicted)
+        return PeerMeasures(self.counts, self.link.joined, sum(peer.counts for peer in rows), differing, evicted)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what operators read of the store and of the others."""
@@ -300,7 +300,7 @@ class PeerStoreService:
             "fault": link.fault,
             "error": link.error,
             "for_s": self._clock() - link.since_s,
-            "peers": [row.as_dict() for row in self.known_peers()],
+            "peers": [peer.as_dict() for peer in self.known_peers()],
         }
 
     # -- steps
@@ -309,9 +309,9 @@ class PeerStoreService:
         """Take one step after another. A failure of the store, or of this service, delays the next one."""
         from redis.exceptions import RedisError
 
-        own = asyncio.current_task()
+        task = asyncio.current_task()
         # The client sends under `asyncio.wait_for`, which may lose a cancellation in Python 3.11.
-        while own is not None and not own.cancelling():
+        while task is not None and not task.cancelling():
             try:
                 await step()
             except (RedisError, OSError, TimeoutError) as error:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 # Entries of all members' streams, in the order in which the store took them.
 #
-# Owns the position in each stream and what was read and not yet applied. Leaves reading and applying to the service.
-#
 # Theory of operation. Marks of prefixes are ordered by their use, so a router that joins applies the entries of all
 # streams in one order. A read returns at most `PAGE` entries of a stream. Beyond the last entry of a full page there
 # may be more, so entries are applied up to the earliest such end; those after it wait. A stream with waiting entries
@@ -115,15 +113,15 @@ class Incoming:
         """Whether streams have more than was read: a read may not block then."""
         return any(stream.full or stream.waiting for stream in self._streams.values())
 
-    def add(self, found: Mapping[str, Sequence[tuple[EntryId, bytes | None]]]) -> None:
+    def add(self, entries_by_member: Mapping[str, Sequence[tuple[EntryId, bytes | None]]]) -> None:
         """Add what a read found, by member; members without anything new included."""
         page, size, count = self.page, 0, 0
-        for entries in found.values():
+        for entries in entries_by_member.values():
             size += sum(len(report or b"") for _, report in entries)
             count += len(entries)
         if count:
             self.page = max(1, min(PAGE, PAGE_BYTES * count // max(1, size)))
-        for member, entries in found.items():
+        for member, entries in entries_by_member.items():
             stream = self._streams.get(member)
             if stream is None:
                 continue
@@ -257,12 +255,12 @@ class ReportReader:
             count=self._incoming.page,
             block=int(BLOCK_S * 1e3) if waits else None,
         )
-        found: dict[str, list[tuple[bytes, dict[bytes, bytes]]]] = {
+        streams: dict[str, list[tuple[bytes, dict[bytes, bytes]]]] = {
             members[name.decode()]: rows for name, rows in answer
         }
         self._incoming.add(
             {
-                member: [(read_id(number), fields.get(FIELD)) for number, fields in found.get(member, ())]
+                member: [(read_id(number), fields.get(FIELD)) for number, fields in streams.get(member, ())]
                 for member in positions
             }
         )
@@ -272,17 +270,17 @@ class ReportReader:
         pipeline = self._client.pipeline(transaction=False)
         pipeline.time()
         pipeline.zrevrangebyscore(self._names.members, "+inf", "-inf", start=0, num=MAX_LISTED)
-        (seconds, microseconds), found = await execute(pipeline)
+        (seconds, microseconds), listed = await execute(pipeline)
         self._store_clock.set_time(seconds + microseconds / 1e6, requested_s=requested_s)
         now_ms = seconds * 1000 + microseconds // 1000
-        opened = {name: self._names.read_listed(name) for name in found}
+        opened = {name: self._names.read_listed(name) for name in listed}
         self._listed |= {member: now_ms for member in opened.values() if member is not None}
         newest = sorted(self._listed.items(), key=lambda item: -item[1])[:MAX_PEERS]
         self._listed = {member: ms for member, ms in newest if ms >= now_ms - RETAIN_S * 1e3}
         forged = [name for name, member in opened.items() if member is None]
         if forged:
             self._report_forged(forged[0])
-        if len(found) >= MAX_LISTED and forged:
+        if len(listed) >= MAX_LISTED and forged:
             await self._client.zrem(self._names.members, *forged)  # they would hide a new member
         members = set(self._listed) - {self._member}
         self._incoming.follow(members, now_ms=now_ms, since_ms=max(0, now_ms - int(RETAIN_S * 1e3)))
@@ -345,10 +343,9 @@ class ReportReader:
         self._last_seq[report.router] = max(report.seq, last or 0)
 
 
-# The report on its way into the store: what a failed write had is part of the next one.
-#
-# Owns nothing that grows: loads are whole states, so only the newest counts; prefixes, cache reports and answers are
-# appended up to the bounds of a report, oldest dropped first, and prefills of a replica are added up.
+# The report on its way into the store: what a failed write had is part of the next one. Nothing grows: loads are whole
+# states, so only the newest counts; prefixes, cache reports and answers are appended up to the bounds of a report,
+# oldest dropped first, and prefills of a replica are added up.
 
 
 _Entry = TypeVar("_Entry")

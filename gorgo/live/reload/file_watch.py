@@ -91,27 +91,27 @@ class ConfigFile:
         while True:
             if await self._wait_for_request(self._poll_s):
                 number = self._requests
-                found: Found | None = await self._read_stable()
+                content: Found | None = await self._read_stable()
                 self.answered = number
             else:
-                found = await self.poll()
-                if found is None and await self._beside_changed():
-                    found, self._read_stamp = await self._read_file()
-            if found is not None:
-                self._reported = _comparable(found)
-                return found
+                content = await self.poll()
+                if content is None and await self._beside_changed():
+                    content, self._read_stamp = await self._read_file()
+            if content is not None:
+                self._reported = _comparable(content)
+                return content
 
-    async def parse(self, found: Found) -> Config:
+    async def parse(self, content: Found) -> Config:
         """Parse in a thread. Raises `ConfigError`, also for a file that has lost the line of its end."""
-        if isinstance(found, ConfigError):
-            raise found
-        if self._has_end and not has_end(found):
+        if isinstance(content, ConfigError):
+            raise content
+        if self._has_end and not has_end(content):
             raise ConfigError(
                 f"{self._path}: the last line is not {END.decode()!r}, as it was: the file seems to be cut; "
                 "a restart accepts it without this line"
             )
-        config = await asyncio.to_thread(self._parse, found)
-        self._has_end = has_end(found)
+        config = await asyncio.to_thread(self._parse, content)
+        self._has_end = has_end(content)
         return config
 
     async def _wait_for_request(self, limit_s: float) -> bool:
@@ -127,11 +127,11 @@ class ConfigFile:
         before, _ = await self._read_file()
         while True:
             await asyncio.sleep(self._settle_s)
-            found, stamp = await self._read_file()
-            if _comparable(found) == _comparable(before):
+            content, stamp = await self._read_file()
+            if _comparable(content) == _comparable(before):
                 self._polled = self._read_stamp = stamp
-                return found
-            before = found
+                return content
+            before = content
 
     async def poll(self) -> Found | None:
         """Return new content whose stamp has held for one interval, else None."""
@@ -141,12 +141,12 @@ class ConfigFile:
         if stamp != self._polled:
             self._polled = stamp
             return None
-        found, stamp = await self._read_file()
+        content, stamp = await self._read_file()
         if stamp != self._polled:
             self._polled = stamp
             return None
         self._read_stamp = stamp
-        return None if _comparable(found) == self._reported else found
+        return None if _comparable(content) == self._reported else content
 
     async def _beside_changed(self) -> bool:
         """Return whether the other file has a new stamp that has held for one interval."""
@@ -176,12 +176,12 @@ def has_end(text: bytes) -> bool:
 def file_stamp(path: Path) -> FileStamp | None:
     """Return the stamp of a regular file, else None."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read_file(path: Path) -> tuple[Found, FileStamp | None]:
@@ -195,6 +195,6 @@ def _read_file(path: Path) -> tuple[Found, FileStamp | None]:
     return text, before if file_stamp(path) == before else ()
 
 
-def _comparable(found: Found) -> bytes | str:
+def _comparable(content: Found) -> bytes | str:
     """Return the text of an error, by which errors compare."""
-    return str(found) if isinstance(found, ConfigError) else found
+    return str(content) if isinstance(content, ConfigError) else content

@@ -160,15 +160,15 @@ def _differ(old: Any, new: Any, section: str) -> list[str]:
 
 def tls_contexts(config: Config, shared: SharedTls) -> dict[str, ssl.SSLContext]:
     """Return the TLS context per replica. Reading authorities takes the time of a hundred stream events."""
-    return {row.name: upstream_tls(row, shared) for row in config.replicas}
+    return {replica.name: upstream_tls(replica, shared) for replica in config.replicas}
 
 
 def file_policy(config: Config, running: Config) -> tuple[Policy, Weights]:
     """Return policy and complete weights of the file. Raises `UnknownPolicy` or `WeightsError`."""
     policy = make_policy(config.proxy.policy)
     # Weights of the start may come from a weights file with values out of range.
-    known = (config.proxy.policy, config.proxy.weights) == (running.proxy.policy, running.proxy.weights)
-    return policy, Weights.of(policy.weight_specs, config.proxy.weights, allow_out_of_range=known)
+    unchanged = (config.proxy.policy, config.proxy.weights) == (running.proxy.policy, running.proxy.weights)
+    return policy, Weights.of(policy.weight_specs, config.proxy.weights, allow_out_of_range=unchanged)
 
 
 # Protection that a new configuration would take away: keys, rules and regions of clients and models, keys, files and
@@ -276,10 +276,10 @@ class Reloader:
             if self._state.link is not None:
                 await self._state.link.leads_now.wait()  # until then the leader's readings are applied
             while True:
-                found = await self._file.changed()
+                content = await self._file.changed()
                 answered = self._file.answered
                 async with self.turn:
-                    result = await self._reload(self._file, found)
+                    result = await self._reload(self._file, content)
                 self._answer(answered, result)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -361,9 +361,9 @@ class Reloader:
         """Return the file's configuration with the registered replicas and those of fleet sources."""
         return self._state.replicas.found.merged(self._state.routing.control.registered.merged(file))
 
-    async def _reload(self, file: ConfigFile, found: Found) -> AppliedReload | GorgoError:
+    async def _reload(self, file: ConfigFile, content: Found) -> AppliedReload | GorgoError:
         try:
-            from_file = await file.parse(found)
+            from_file = await file.parse(content)
             config = self._whole(from_file)
             secrets = {replica.name: replica_secrets(replica, self._environ) for replica in config.replicas}
             refuse_loss(self._state.config, config)
@@ -403,8 +403,8 @@ class Reloader:
         log("config_reloaded", level=level, replicas=len(self._state.replicas.targets), **changes.as_log())
         log_config_warnings(config)
         self._drain(left)
-        if self.on_applied is not None and isinstance(found, bytes):
-            await self.on_applied(found)
+        if self.on_applied is not None and isinstance(content, bytes):
+            await self.on_applied(content)
         return AppliedReload(len(config.replicas), changes.as_log())
 
     # -- with an await
@@ -468,11 +468,14 @@ class Reloader:
             self._set_shadow(shadow)
         removed = [state.replicas.targets[name] for name in _leaving(changes)]
         state.replicas.targets = {
-            row.name: joined.get(row.name) or state.replicas.targets[row.name] for row in config.replicas
+            replica.name: joined.get(replica.name) or state.replicas.targets[replica.name]
+            for replica in config.replicas
         }
         deadlines = deadlines_by_region(config)
-        for row in config.replicas:
-            state.replicas.targets[row.name].update(row, config.limits, deadlines[row.region], secrets[row.name])
+        for replica in config.replicas:
+            state.replicas.targets[replica.name].update(
+                replica, config.limits, deadlines[replica.region], secrets[replica.name]
+            )
         state.routing.client_policies = ClientPolicies.for_client(config)
         state.apply_config(config)
         state.routing.models.configure(config, restarted={target.name for target in removed})
@@ -596,11 +599,13 @@ async def apply_found(state: LiveState, reloader: Reloader) -> None:
     async with reloader.turn:
         config = reloader.current_config()
         changes = diff(state.config, config)
-        new = {row.name for row in (*changes.added, *changes.replaced)}
+        new = {replica.name for replica in (*changes.added, *changes.replaced)}
         if new and (changes.removed or changes.updated or changes.drains):
-            running = {row.name: row for row in state.config.replicas}
-            rows = [running.get(row.name) if row.name in new else row for row in config.replicas]
-            await reloader.apply_fleet(replace(config, replicas=tuple(row for row in rows if row is not None)))
+            running = {replica.name: replica for replica in state.config.replicas}
+            rows = [running.get(replica.name) if replica.name in new else replica for replica in config.replicas]
+            await reloader.apply_fleet(
+                replace(config, replicas=tuple(replica for replica in rows if replica is not None))
+            )
             _move_stopping(state, reloader)
         await reloader.apply_fleet(config)
         _move_stopping(state, reloader)

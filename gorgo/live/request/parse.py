@@ -34,8 +34,6 @@ from gorgo.live.state import Routing
 from gorgo.live.stored_responses import StoredResponses
 
 # Results of attempts by what a replica answered: statuses, error events, and how long an answer may be.
-#
-# Owns the rules; the judgement of bytes is `core.stream`'s.
 
 
 #: A request for fewer tokens can be answered with no more than one.
@@ -217,13 +215,13 @@ def _said(answer: bytes) -> str | None:
     if text.startswith("<"):
         return None  # a page of HTML
     try:
-        found: object = json.loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError):
         return None if text.startswith(("{", "[")) else text
     for _ in range(3):
-        if isinstance(found, dict):
-            found = next((found[name] for name in _WORDS if found.get(name)), None)
-    return found if isinstance(found, str) else None
+        if isinstance(value, dict):
+            value = next((value[name] for name in _WORDS if value.get(name)), None)
+    return value if isinstance(value, str) else None
 
 
 def _texts(value: object, path: tuple[str, ...]) -> Iterator[str]:
@@ -252,14 +250,14 @@ def _without(text: str, prompt: str) -> str:
                 end += 1
             shared[start:end] = [True] * (end - start)
     for short in (each for each in prompt.split("\0") if 3 < len(each) < 2 * _SHARED_CHARS):
-        place = lowered.find(short)
-        if place >= 0:
-            shared[place : place + len(short)] = [True] * len(short)
+        index = lowered.find(short)
+        if index >= 0:
+            shared[index : index + len(short)] = [True] * len(short)
     parts: list[str] = []
-    for place, each in enumerate(text):
-        if not shared[place]:
+    for index, each in enumerate(text):
+        if not shared[index]:
             parts.append(each)
-        elif not place or not shared[place - 1]:
+        elif not index or not shared[index - 1]:
             parts.append(_LEFT_OUT)
     return "".join(parts)
 
@@ -281,10 +279,10 @@ def _unix_s(date: bytes) -> float | None:
     if not 20 <= len(date) <= 40:
         return None
     try:
-        found = parsedate_to_datetime(date.decode("latin-1"))
+        parsed = parsedate_to_datetime(date.decode("latin-1"))
     except (ValueError, OverflowError):
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
 
 
 # What of a request is outside its client's scope: fields that steer the engine, and models that it cannot have.
@@ -308,11 +306,11 @@ def refuse_engine_fields(
     """
     if client is None:
         return
-    found = ENGINE_FIELDS.intersection(parsed)
-    if not found:
+    fields = ENGINE_FIELDS.intersection(parsed)
+    if not fields:
         return
     rule = policies.clients.get(client)
-    for name in sorted(found.difference(() if rule is None else rule.engine_fields)):
+    for name in sorted(fields.difference(() if rule is None else rule.engine_fields)):
         if parsed[name] is not None and not (has_adapter and name == "lora_path"):
             message = f"{name}: this field steers the engine, and the rule of this client does not grant it"
             raise HttpError(400, "field_not_allowed", message)
@@ -364,10 +362,10 @@ def unknown_model(routing: Routing, *, name: str, client: str | None, listed: It
     shown = repr(name if len(name) <= NAME_SHOWN else f"{name[:NAME_SHOWN]}...")
     may_use, governing = routing.client_policies.may_use, routing.models.governing
     usable = sorted(
-        known
+        served
         for model, regions in routing.router.view.models().items()
         if may_use(client=client, model=governing(model, routing.client_policies.models) or model, regions=regions)
-        for known in routing.models.names(model)
+        for served in routing.models.names(model)
     ) or [model for model in listed if isinstance(model, str)]
     return HttpError(
         404, "model_not_found", f"no replica serves the model {shown}{closest(name, usable)}; {_listed(usable)}"
@@ -572,10 +570,8 @@ def _adds_usage(route: str, body: bytes, parsed: Mapping[str, Any]) -> bool:
     return wanted and b"\0" not in body
 
 
-# The gaps between the tokens of one answer, for the p95 of its inter-token time.
-#
-# Owns which chunks count: not comments, which keep a connection alive, and not the events of a stream's end, which
-# carry no token.
+# The gaps between the tokens of one answer, for the p95 of its inter-token time. Comments, which keep a connection
+# alive, do not count, nor do the events of a stream's end, which carry no token.
 
 
 #: Gaps recorded per answer; the first 4,096 stand for longer answers.

@@ -189,10 +189,9 @@ class LearningMetrics:
         self._count("gorgo_model_writes_total", "written" if well else "failed").inc()
 
 
-# Requests, tokens and rejections by client and model: counters for a scrape, and the last minute for the status.
-#
-# Owns the bound of both labels. A client is the name of a key, never a text that it sent; a model is one that replicas
-# list. Further clients or models count as `other`.
+# Requests, tokens and rejections by client and model: counters for a scrape, and the last minute for the status. A
+# client is the name of a key, never a text that it sent; a model is one that replicas list. Further clients or models
+# count as `other`.
 
 
 #: Clients and models with series of their own: 64 keys with 8 models are 2,500 series.
@@ -235,7 +234,7 @@ class _LastMinute:
 
     def total(self, name: str, now: float) -> ClientRow:
         recent = [entry for entry in self._seconds if now - entry[0] <= WINDOW_S]
-        return ClientRow(name, *(sum(entry[place] for entry in recent) for place in (1, 2, 3)))
+        return ClientRow(name, *(sum(entry[index] for entry in recent) for index in (1, 2, 3)))
 
 
 #: Counters of requests, prompt tokens and output tokens, and the last minute.
@@ -317,15 +316,15 @@ class ClientUsage:
 
     def _series(self, client: str | None, model: str | None, status: int) -> _Good:
         name, kind, count = self._client(client), self._model(model), self._store.count
-        found = (
+        series = (
             count("gorgo_client_requests_total", name, kind, status_class(status)),
             count("gorgo_client_tokens_total", name, kind, "prompt"),
             count("gorgo_client_tokens_total", name, kind, "output"),
             self._windows[name],
         )
         if status == 200 and kind != OTHER:
-            self._good[client, model] = found
-        return found
+            self._good[client, model] = series
+        return series
 
     def rejected(self, client: str | None, reason: str) -> None:
         """Record a 429 of the proxy's own."""
@@ -337,7 +336,7 @@ class ClientUsage:
         """Return the last minute of each client, most tokens first."""
         now = self._clock()
         rows = (window.total(name, now) for name, window in self._windows.items())
-        return sorted(rows, key=lambda row: (-row.tokens, -row.requests, row.name))
+        return sorted(rows, key=lambda client: (-client.tokens, -client.requests, client.name))
 
     def retain(self, clients: Collection[str]) -> None:
         """Drop the series and windows of every other client, and those of models that no replica lists any more."""
@@ -349,8 +348,8 @@ class ClientUsage:
         self._served.clear()
 
         def wanted(spec_labels: Collection[str], values: Key) -> bool:
-            found = dict(zip(spec_labels, values, strict=True))
-            return found.get("client", NONE) in names and all(found.get(label, NONE) in models for label in _MODELS)
+            labels = dict(zip(spec_labels, values, strict=True))
+            return labels.get("client", NONE) in names and all(labels.get(label, NONE) in models for label in _MODELS)
 
         self._store.retain(lambda spec, values: wanted(spec.labels, values))
 

@@ -151,11 +151,11 @@ class Tracing:
 
     def _parent(self, headers: Sequence[Header]) -> Context | None:
         """Return the context of a valid `traceparent`, else `None`."""
-        found = [value for name, value in headers if name == TRACEPARENT]
-        if len(found) != 1:
+        parents = [value for name, value in headers if name == TRACEPARENT]
+        if len(parents) != 1:
             return None
         states = [value.decode("latin-1") for name, value in headers if name == TRACESTATE]
-        carrier = {"traceparent": found[0].decode("latin-1"), "tracestate": ",".join(states)}
+        carrier = {"traceparent": parents[0].decode("latin-1"), "tracestate": ",".join(states)}
         context = self._propagator.extract(carrier)
         return context if _span_context(context).is_valid else None
 
@@ -211,8 +211,8 @@ class Trace:
 
     def attempt_started(self, dispatch: Dispatch, *, model: str | None = None) -> None:
         """Record a decision and start its attempt. `model` is what the client asked for, if a replica lists it."""
-        known = {} if model is None else {"gen_ai.request.model": model}
-        self._root.set_attributes(known)
+        attributes = {} if model is None else {"gen_ai.request.model": model}
+        self._root.set_attributes(attributes)
         decision = dispatch.decision
         decided_ns = self._ns(decision.decided_s)
         span = self._child("decision", self._root, min(self._decided_from_s, decision.decided_s))
@@ -227,7 +227,7 @@ class Trace:
                 "gorgo.region": dispatch.region,
                 "gorgo.attempt": dispatch.attempt,
                 **self._operation,
-                **known,
+                **attributes,
                 **self._describe(dispatch.replica),
             }
         )
@@ -292,8 +292,8 @@ def _nothing_known(replica: str) -> Mapping[str, str | int]:  # noqa: ARG001
 
 def _decision_attributes(dispatch: Dispatch) -> dict[str, str | int | float]:
     decision = dispatch.decision
-    row = list(decision.candidates).index(decision.replica)
-    found: dict[str, str | int | float | None] = {
+    index = list(decision.candidates).index(decision.replica)
+    attributes: dict[str, str | int | float | None] = {
         "gorgo.policy": decision.policy,
         "gorgo.replica": decision.replica,
         "gorgo.region": dispatch.region,
@@ -305,10 +305,10 @@ def _decision_attributes(dispatch: Dispatch) -> dict[str, str | int | float]:
         "gorgo.predicted_ttft_ms": None if decision.predicted_ttft_s is None else decision.predicted_ttft_s * 1e3,
         "gorgo.fallback": decision.fallback,
         "gorgo.unit": decision.unit or None,
-        "gorgo.cost": None if decision.cost is None else float(decision.cost[row]),
+        "gorgo.cost": None if decision.cost is None else float(decision.cost[index]),
     }
-    found |= {f"gorgo.term.{name}": float(column[row]) for name, column in decision.terms.items()}
-    return {name: value for name, value in found.items() if value is not None and value == value}
+    attributes |= {f"gorgo.term.{name}": float(column[index]) for name, column in decision.terms.items()}
+    return {name: value for name, value in attributes.items() if value is not None and value == value}
 
 
 def _is_sampled(context: Context) -> bool:

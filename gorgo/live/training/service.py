@@ -350,21 +350,21 @@ class TrainingService:
         self.on_adopted(reply.model)
         await self._write(learner, reply.model)
 
-    def _adopt(self, found: ModelInUse) -> None:
+    def _adopt(self, model_in_use: ModelInUse) -> None:
         """Put a model into the Router, in one step."""
-        model, report = found.model, found.report
+        model, report = model_in_use.model, model_in_use.report
         self._router.learning.adopt(model)
-        self._in_use = found
-        self._metrics.model = ModelGauges(model.version, model.samples, found.trained_s)
+        self._in_use = model_in_use
+        self._metrics.model = ModelGauges(model.version, model.samples, model_in_use.trained_s)
         log(
             "model_adopted",
             kind=model.kind,
             version=model.version,
             samples=model.samples,
-            file=None if found.file is None else str(found.file),
+            file=None if model_in_use.file is None else str(model_in_use.file),
             error_ttft=report.get("ttft_mape"),
             error_tpot=report.get("tpot_mape"),
-            seconds=found.seconds,
+            seconds=model_in_use.seconds,
         )
 
     async def _write(self, learner: Learner, data: bytes) -> None:

@@ -85,13 +85,13 @@ class Address:
             with suppress(OSError):  # without DNS the known addresses are as good as before
                 await self.resolve_name()
         # Those of the last answer first, in its order, but the one in use before all.
-        known = sorted(self._found.items(), key=lambda found: (found[0][0] != self.peer, found[1][1]))
-        known = [found for found in known if self._refused(found[0][0]) is None]
-        if not known:
+        entries = sorted(self._found.items(), key=lambda entry: (entry[0][0] != self.peer, entry[1][1]))
+        entries = [entry for entry in entries if self._refused(entry[0][0]) is None]
+        if not entries:
             raise AddressRefusedError(f"its name {self.host} stands for addresses that are refused since then")
         try:
             connected = await start_connection(
-                [address for _, (address, _) in known], happy_eyeballs_delay=ATTEMPT_DELAY_S
+                [address for _, (address, _) in entries], happy_eyeballs_delay=ATTEMPT_DELAY_S
             )
         except BaseException:
             self._failed = True
@@ -115,20 +115,20 @@ class Address:
     async def _resolve(self) -> None:
         loop = asyncio.get_running_loop()
         answer: list[_Address] = [*await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)]
-        found: dict[tuple[str, int], tuple[_Address, int]] = {}
+        resolved: dict[tuple[str, int], tuple[_Address, int]] = {}
         reason: str | None = None
         for address in answer:
             if (refused := self._refused(str(address[4][0]))) is None:
-                found.setdefault((str(address[4][0]), int(address[4][1])), (address, 0))
+                resolved.setdefault((str(address[4][0]), int(address[4][1])), (address, 0))
             else:
                 reason = refused
-        if reason is not None and not found:
+        if reason is not None and not resolved:
             raise AddressRefusedError(f"its name {self.host} stands for another place: {reason}")
-        for place, (known, missing) in self._found.items():
-            if place not in found and missing + 1 < MISSING_ANSWERS:
-                found[place] = known, missing + 1
+        for endpoint, (address_before, missing) in self._found.items():
+            if endpoint not in resolved and missing + 1 < MISSING_ANSWERS:
+                resolved[endpoint] = address_before, missing + 1
         if answer:
-            self._found = found
+            self._found = resolved
 
     def _on_resolved(self, task: asyncio.Task[None]) -> None:
         self._resolving = None
@@ -163,12 +163,12 @@ def _words(failure: BaseException) -> str | None:
 
 def _chain(failure: BaseException) -> Iterator[BaseException]:
     """Yield the failure and those that it wraps, the innermost first: that is the most exact."""
-    found: list[BaseException] = []
+    failures: list[BaseException] = []
     pending: list[object] = [failure]
-    while pending and len(found) < _MAX_DEPTH:
+    while pending and len(failures) < _MAX_DEPTH:
         one = pending.pop()
-        if isinstance(one, BaseException) and one not in found:
-            found.append(one)
+        if isinstance(one, BaseException) and one not in failures:
+            failures.append(one)
             # Several addresses may fail as a group.
             pending += [*getattr(one, "exceptions", ()), one.__context__, one.__cause__]
-    yield from reversed(found)
+    yield from reversed(failures)

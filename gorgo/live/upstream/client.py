@@ -120,13 +120,13 @@ class UpstreamPool:
         Connections to an address that has left carry no other request.
         """
         await self._address.resolve_name()
-        found = self._address.addresses
+        addresses = self._address.addresses
         for connection in [*self._open]:
-            if connection.peer is not None and connection.peer not in found:
+            if connection.peer is not None and connection.peer not in addresses:
                 connection.retired = True
                 if self._idle.pop(connection, None) is not None:
                     connection.close()
-        return found
+        return addresses
 
     async def send(
         self,
@@ -310,9 +310,9 @@ def _read_tcp_info(connection: PooledConnection) -> tuple[TcpWindows, Pacing] | 
     link = cast(ReplicaConnection, connection)
     if link.socket is None:
         return None
-    found = bbr_state(link.socket, paces=link.paces)
-    link.paces = found is not None
-    return found
+    tcp_state = bbr_state(link.socket, paces=link.paces)
+    link.paces = tcp_state is not None
+    return tcp_state
 
 
 #: No connection was left for a request: the limit is reached, or the process has no descriptor for one more.
@@ -686,6 +686,6 @@ def _reason(failure: httpx.TransportError) -> str:
     if isinstance(failure, httpx.ConnectTimeout):
         return "connect_timeout"
     if isinstance(failure, httpx.ConnectError):
-        found = failure.__cause__
-        return POOL_EXHAUSTED if isinstance(found, OSError) and found.errno in _LOCAL_ERRORS else "connect_failed"
+        cause = failure.__cause__
+        return POOL_EXHAUSTED if isinstance(cause, OSError) and cause.errno in _LOCAL_ERRORS else "connect_failed"
     return "disconnected" if isinstance(failure, httpx.NetworkError) else "protocol_error"

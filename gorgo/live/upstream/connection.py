@@ -156,11 +156,11 @@ class ConnectionTracker:
         last = self._last_use[connection]
         if not last.may_pace:
             return
-        found = self._read_tcp_info(connection)
-        if found is None:
+        tcp_state = self._read_tcp_info(connection)
+        if tcp_state is None:
             last.may_pace = False
         else:
-            last.windows, last.pacing = found
+            last.windows, last.pacing = tcp_state
 
     def report(self) -> None:
         """Report a change, or say that one is to be reported before the next decision."""

@@ -183,8 +183,8 @@ class ResponseParser:
         self.reusable = False
         if self.complete:
             return  # what follows a response concerns the connection alone
-        own = failure.__context__
-        self.failure = own if isinstance(own, ResponseError) else ResponseError(str(failure))
+        context = failure.__context__
+        self.failure = context if isinstance(context, ResponseError) else ResponseError(str(failure))
 
 
 class HttpResponse(httpx.AsyncByteStream):

@@ -126,8 +126,8 @@ class ReportWatch:
         """Record a scrape of `metrics_path`: its HTTP status (`None`: no answer) and the values read."""
         if self.dialect.metrics_path is None or status is None or status in _PASSING:
             return None
-        known = status == 200 and sample is not None and sample.running_requests is not None
-        return self._set(Report.METRICS, ReportState.REPORTED if known else ReportState.MISSING)
+        reported = status == 200 and sample is not None and sample.running_requests is not None
+        return self._set(Report.METRICS, ReportState.REPORTED if reported else ReportState.MISSING)
 
     def _set(self, report: Report, state: ReportState) -> MissingReport | None:
         self.states[report] = state
@@ -244,11 +244,11 @@ class Target:
     @property
     def engine(self) -> Mapping[str, object]:
         """The kind of engine in use, its version if known, and whether both were found by asking."""
-        found = self.found_engine
-        known = found is not None or not self.detects_engine
+        engine = self.found_engine
+        identified = engine is not None or not self.detects_engine
         return {
-            "name": self.dialect.name if known else None,
-            "version": None if found is None else found.version,
+            "name": self.dialect.name if identified else None,
+            "version": None if engine is None else engine.version,
             "found": self.detects_engine,
         }
 

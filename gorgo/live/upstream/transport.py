@@ -86,11 +86,11 @@ class TrackedTransport:
         """Return the connection of a response."""
         if stream is None:
             return None
-        found = self._links.get(id(stream))
-        if found is None:
+        link = self._links.get(id(stream))
+        if link is None:
             self._forget_closed()
-            found = self._links[id(stream)] = _Link(stream)
-        return found
+            link = self._links[id(stream)] = _Link(stream)
+        return link
 
     def _forget_closed(self) -> None:
         for key, link in [*self._links.items()]:
@@ -179,8 +179,8 @@ class PlainTransport(httpx.AsyncBaseTransport):
         except httpx.RemoteProtocolError as failure:
             import httpcore  # httpx has loaded it; without `--plain` nothing needs its 32 modules
 
-            found = failure.__cause__
-            if isinstance(found, httpcore.RemoteProtocolError) and found.__cause__ is None:
+            cause = failure.__cause__
+            if isinstance(cause, httpcore.RemoteProtocolError) and cause.__cause__ is None:
                 # No error of h11: the connection ended before the head of a response.
                 raise httpx.ReadError(str(failure)) from failure
             raise
@@ -210,7 +210,7 @@ class _OneAnswer(httpx.AsyncByteStream):
         self._stream = stream
         self._chunks: AsyncIterator[bytes] | None = None
         self._network: Any = extensions.get("network_stream")
-        self._parser = reduce(lambda found, name: getattr(found, name, None), _TO_PARSER, cast(Any, stream))
+        self._parser = reduce(lambda layer, name: getattr(layer, name, None), _TO_PARSER, cast(Any, stream))
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._chunks is None:

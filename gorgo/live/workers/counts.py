@@ -67,10 +67,10 @@ class SharedCounts:
 
     def reset(self, worker: int) -> None:
         """Count nothing as open or in flight at a worker that does not serve. What was spent stays spent."""
-        row = self._rows[worker]
-        row[:_HEAD] = 0
-        row[_CONNECTIONS] = _NOT_SERVING
-        row[_HEAD + _IN_FLIGHT :: _CELLS] = 0
+        counts = self._rows[worker]
+        counts[:_HEAD] = 0
+        counts[_CONNECTIONS] = _NOT_SERVING
+        counts[_HEAD + _IN_FLIGHT :: _CELLS] = 0
 
     # -- connections
 
@@ -79,79 +79,81 @@ class SharedCounts:
 
     def least_connections_of_others(self) -> int:
         """Return the open connections of the other worker that has the fewest, of those that serve."""
-        found = [count for other in self._others if (count := int(self._rows[other, _CONNECTIONS])) != _NOT_SERVING]
-        return min(found, default=2**31)
+        connections = [
+            count for other in self._others if (count := int(self._rows[other, _CONNECTIONS])) != _NOT_SERVING
+        ]
+        return min(connections, default=2**31)
 
     # -- clients
 
     def set_in_flight(self, client: str, count: int) -> None:
-        place = self._claimed(client)
-        if place is not None:
-            self._rows[self._own, place + _IN_FLIGHT] = count
+        offset = self._claimed(client)
+        if offset is not None:
+            self._rows[self._own, offset + _IN_FLIGHT] = count
 
     def spend(self, client: str, *, requests: int = 0, tokens: int = 0) -> None:
         """Add to what a client has spent here."""
-        place = self._claimed(client)
-        if place is not None:
-            row = self._rows[self._own]
-            row[place + _REQUESTS] += requests
-            row[place + _TOKENS] += tokens
+        offset = self._claimed(client)
+        if offset is not None:
+            counts = self._rows[self._own]
+            counts[offset + _REQUESTS] += requests
+            counts[offset + _TOKENS] += tokens
 
     def set_allowance(self, client: str, requests: float, tokens: float, filled_s: float) -> None:
         """Set what is left to a client here, as of `filled_s`."""
-        place = self._claimed(client)
-        if place is not None:
-            self._floats[self._own, place + _LEFT : place + _FILLED + 1] = requests, tokens, filled_s
+        offset = self._claimed(client)
+        if offset is not None:
+            self._floats[self._own, offset + _LEFT : offset + _FILLED + 1] = requests, tokens, filled_s
 
     def allowances_of_others(self, client: str) -> list[tuple[float, float, float]]:
         """Return what is left to a client, and as of when, by each other worker that counts it."""
-        found = []
-        for other, place in self._found(client):
-            requests, tokens, filled_s = self._floats[other, place + _LEFT : place + _FILLED + 1].tolist()
+        allowances = []
+        for other, offset in self._found(client):
+            requests, tokens, filled_s = self._floats[other, offset + _LEFT : offset + _FILLED + 1].tolist()
             if filled_s:
-                found.append((requests, tokens, filled_s))
-        return found
+                allowances.append((requests, tokens, filled_s))
+        return allowances
 
     def in_flight_of_others(self, client: str) -> int:
         """Return the requests of a client in flight at the other workers."""
-        return sum(int(self._rows[other, place + _IN_FLIGHT]) for other, place in self._found(client))
+        return sum(int(self._rows[other, offset + _IN_FLIGHT]) for other, offset in self._found(client))
 
     def spent_by_others(self, client: str) -> tuple[int, int]:
         """Return the requests and tokens that a client has spent at the other workers since their start."""
-        found = list(self._found(client))
-        requests = sum(int(self._rows[other, place + _REQUESTS]) for other, place in found)
-        return requests, sum(int(self._rows[other, place + _TOKENS]) for other, place in found)
+        entries = list(self._found(client))
+        requests = sum(int(self._rows[other, offset + _REQUESTS]) for other, offset in entries)
+        return requests, sum(int(self._rows[other, offset + _TOKENS]) for other, offset in entries)
 
     def _found(self, client: str) -> list[tuple[int, int]]:
-        found = []
+        entries = []
         for other in self._others:
-            place = self._place(other, client)
-            if place is not None and self._rows[other, place] != 0:
-                found.append((other, place))
-        return found
+            offset = self._place(other, client)
+            if offset is not None and self._rows[other, offset] != 0:
+                entries.append((other, offset))
+        return entries
 
     def _claimed(self, client: str) -> int | None:
         """Return the own entry of a client; `None` if no entry is free, as after thousands of reloaded keys."""
-        place = self._place(self._own, client)
-        if place is not None:
-            self._rows[self._own, place] = self._key(client)[0]
-        return place
+        offset = self._place(self._own, client)
+        if offset is not None:
+            self._rows[self._own, offset] = self._key(client)[0]
+        return offset
 
     def _place(self, worker: int, client: str) -> int | None:
         """Return the entry of a client, or the free one where it would be."""
         key, first = self._key(client)
-        row = self._rows[worker]
+        counts = self._rows[worker]
         for step in range(ENTRIES):
-            place = _HEAD + (first + step) % ENTRIES * _CELLS
-            if row[place] in (0, key):
-                return place
+            offset = _HEAD + (first + step) % ENTRIES * _CELLS
+            if counts[offset] in (0, key):
+                return offset
         return None
 
     def _key(self, client: str) -> tuple[int, int]:
-        found = self._keys.get(client)
-        if found is None:
+        hashed = self._keys.get(client)
+        if hashed is None:
             if len(self._keys) >= ENTRIES:
                 self._keys.clear()
             number = int.from_bytes(blake2b(client.encode(), digest_size=8).digest(), "little", signed=True) or 1
-            found = self._keys[client] = number, number % ENTRIES
-        return found
+            hashed = self._keys[client] = number, number % ENTRIES
+        return hashed

@@ -280,7 +280,7 @@ class WorkerLink:
     @property
     def serving(self) -> list[int]:
         """Return the other workers that serve."""
-        return [row.number for row in self.rows if row.state == "ready" and row.number != self.number]
+        return [worker.number for worker in self.rows if worker.state == "ready" and worker.number != self.number]
 
     @property
     def others(self) -> list[int]:
@@ -324,14 +324,14 @@ class WorkerLink:
         self, topic: str, *arguments: object, limit_s: float = ANSWER_S, workers: Iterable[int] | None = None
     ) -> Mapping[int, Any]:
         """Return the answers of `workers`, by default of all that serve; without those that do not answer in time."""
-        found: dict[int, Any] = {}
+        answers: dict[int, Any] = {}
 
         async def one(worker: int) -> None:
             with suppress(WorkerUnreachable):
-                found[worker] = await self.question(worker, topic, *arguments, limit_s=limit_s)
+                answers[worker] = await self.question(worker, topic, *arguments, limit_s=limit_s)
 
         await asyncio.gather(*(one(worker) for worker in (self.serving if workers is None else workers)))
-        return dict(sorted(found.items()))
+        return dict(sorted(answers.items()))
 
     async def end_lead(self) -> None:
         """Let another worker lead that does not end, and wait for what the others have sent to this one.
@@ -351,8 +351,8 @@ class WorkerLink:
                     self._changed.clear()
                     await first_of(self._changed, self.ended)
 
-    def _is_left(self, row: WorkerRow) -> bool:
-        return row.number != self.number and row.state not in ("ended", "waiting")
+    def _is_left(self, worker: WorkerRow) -> bool:
+        return worker.number != self.number and worker.state not in ("ended", "waiting")
 
     # -- in
 
@@ -508,11 +508,11 @@ async def join(link: WorkerLink) -> tuple[bytes, bytes] | None:
     while not (link.leads or link.ended.is_set()):
         leader = link.leader
         try:
-            found: tuple[bytes, bytes] = await link.question(leader, "join", link.number, limit_s=JOIN_S)
+            joined: tuple[bytes, bytes] = await link.question(leader, "join", link.number, limit_s=JOIN_S)
         except WorkerUnreachable as failure:
             log("worker_waits", level=logging.WARNING, worker=link.number, leader=leader, reason=str(failure))
         else:
-            return found
+            return joined
     return None
 
 

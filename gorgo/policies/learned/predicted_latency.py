@@ -179,9 +179,9 @@ def scores(
         # An objective that is met is missed by nothing, however much is left of it.
         group, first, token = np.arange(len(rows)), np.maximum(-first, 0.0), np.maximum(-token, 0.0)
     distance = _distance(first[group], token[group], ttft_share)
-    found = np.zeros(len(rows), dtype=np.int64)
-    found[group] = ((1.0 - distance) * (MOST - 1) + 1e-9).astype(np.int64) + 1
-    return found
+    scored = np.zeros(len(rows), dtype=np.int64)
+    scored[group] = ((1.0 - distance) * (MOST - 1) + 1e-9).astype(np.int64) + 1
+    return scored
 
 
 def _least_missed(late: Mask, slow: Mask, idle: Mask) -> Rows:

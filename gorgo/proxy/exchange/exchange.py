@@ -170,9 +170,9 @@ class Race:
         left: list[NextStep | BaseException] = []
         while self.seconds:
             second = await self._wait_for_second()
-            found = None if second.cancelled() else second.exception() or second.result()
-            if found is not None:
-                left.append(found)
+            result = None if second.cancelled() else second.exception() or second.result()
+            if result is not None:
+                left.append(result)
         return left
 
     async def _wait_for_second(self) -> _SecondTask:

@@ -440,8 +440,8 @@ class ClientResponse:
         # A client that disconnects from here on has had its response.
         self.writer.finished = True
         record_refusal(self._state.telemetry, self._record, error)
-        own = refusal_headers(self._state.routing, self.request_id)
-        await send_error(self._send, error, own, path=self._route)
+        own_fields = refusal_headers(self._state.routing, self.request_id)
+        await send_error(self._send, error, own_fields, path=self._route)
 
     async def abort(self) -> None:
         """End the response because the proxy stops; nothing for a client that has disconnected."""
@@ -470,16 +470,16 @@ def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> Enco
     decision = dispatch.decision
     replica, region = (dispatch.replica, dispatch.region) if estimates else ("", "")
     fixed = _fixed_headers(replica, region, decision.policy, decision.weights_version)
-    own = request_id.encode()
-    headers = EncodedHeaders(fixed, b"x-request-id: %b\r\n%b" % (own, fixed.lines))
-    headers.insert(0, (b"x-request-id", own))
+    encoded_id = request_id.encode()
+    headers = EncodedHeaders(fixed, b"x-request-id: %b\r\n%b" % (encoded_id, fixed.lines))
+    headers.insert(0, (b"x-request-id", encoded_id))
     if not estimates:
         return headers
-    found = [(b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens)]
+    estimated = [(b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens)]
     if decision.predicted_ttft_s is not None:
-        found.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
-    headers.extend(found)
-    headers.lines += encode_lines(found)
+        estimated.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+    headers.extend(estimated)
+    headers.lines += encode_lines(estimated)
     return headers
 
 

@@ -23,7 +23,7 @@ from gorgo.lab.simulate import SimJob, SimulatedRun, SimulateOptions
 from gorgo.lab.simulate.job import Goodput
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
-from tests.lab.calibrate.test_run import served, written
+from tests.lab.test_calibrate import served, written
 from tests.lab.test_results import row
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
@@ -100,9 +100,17 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
     loaded = load_config(config)
     assert program.asked == [
         SimulateOptions(
-            trace="my-trace",
-            fleet=fleet_of(loaded, source=config),
-            filters=FILTERED,
+            job=SimJob(
+                trace="my-trace",
+                policy="gorgo",
+                fleet=fleet_of(loaded, source=config),
+                filters=FILTERED,
+                scenario="bursts",
+                limits=with_queue_for_all(limits_of(loaded), enabled=False),
+                probe_interval_s=7.0,
+                scrape_interval_s=11.0,
+                shadow="gorgo-ms",
+            ),
             policies=("gorgo", "random"),
             weights={
                 "gorgo-ms": {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.2, "delta": 25.0, "eta": 800.0},
@@ -110,16 +118,11 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
             },
             time_scales=[2.0, 0.5],
             seeds=range(5, 8),
-            scenario="bursts",
-            limits=with_queue_for_all(limits_of(loaded), enabled=False),
-            probe_interval_s=7.0,
-            scrape_interval_s=11.0,
-            shadow="gorgo-ms",
             out=tmp_path / "out",
             n_jobs=2,
         )
     ]
-    assert (loaded.limits.max_attempts, program.asked[0].limits.overload.queue_max_requests) == (2, 99)
+    assert (loaded.limits.max_attempts, program.asked[0].job.limits.overload.queue_max_requests) == (2, 99)
 
 
 @pytest.mark.usefixtures("_no_environment")
@@ -129,12 +132,15 @@ def test_simulate_by_default_runs_every_policy_once_on_all_cores(monkeypatch: py
     loaded = load_config(REGIONS)
     assert program.asked == [
         SimulateOptions(
-            trace="my-trace",
-            fleet=fleet_of(loaded, source=REGIONS),
+            job=SimJob(
+                trace="my-trace",
+                policy="gorgo-ms",
+                fleet=fleet_of(loaded, source=REGIONS),
+                limits=with_queue_for_all(limits_of(loaded), enabled=False),
+            ),
             weights={"gorgo-ms": {spec.name: spec.default for spec in make_policy("gorgo-ms").weight_specs}},
             time_scales=[1.0],
             seeds=range(1),
-            limits=with_queue_for_all(limits_of(loaded), enabled=False),
         )
     ]
     assert program.asked[0].policies == (

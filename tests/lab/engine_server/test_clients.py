@@ -27,7 +27,7 @@ from gorgo.live.tokens import ModelTokens
 from tests.lab.engine_server.client import post
 from tests.lab.engine_server.conftest import QUICK, Start, serving
 from tests.lab.engine_server.test_push import listening, until
-from tests.live.kv_events.extra import needs_zmq
+from tests.live.kv_events.feeding import needs_zmq
 from tests.real.served import Served, served
 
 WEATHER = {

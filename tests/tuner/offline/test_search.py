@@ -29,18 +29,8 @@ from gorgo.live.logs import Finished, RequestLogFile
 from gorgo.policies.registry import make_policy
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
-from tuner.offline import (
-    CampaignRun,
-    SearchOptions,
-    SearchResult,
-    calibrated,
-    decide,
-    search_weights,
-    simulate_campaign,
-    simulated_campaign,
-    weights_file,
-)
-from tuner.offline.composition import MAX_BYTES, read_fleet
+from tuner.offline import simulated_campaign
+from tuner.offline.composition import MAX_BYTES, calibrated, read_fleet
 from tuner.offline.search import (
     ANOTHER_DAY,
     HELD_OUT,
@@ -49,12 +39,18 @@ from tuner.offline.search import (
     CandidateBatch,
     RunScore,
     ScoredWeights,
+    SearchOptions,
+    SearchResult,
     SearchVerdict,
+    decide,
     not_shown,
     refused,
     scores_of,
+    search_weights,
     start_is_worse,
+    weights_file,
 )
+from tuner.offline.simulated_campaign import CampaignRun, simulate_campaign
 
 # --- A fleet and a window small enough that a whole campaign on it takes a second.
 

@@ -98,8 +98,8 @@ def ttft_chart(bins: Sequence[TimeBin]) -> tuple[Html, float]:
     ]
     grid = [tag("path", d=f"M0 {_HEIGHT * part:g}H{len(bins)}", class_="grid") for part in (0.0, 0.5, 1.0)]
     hover = [
-        tag("rect", tag("title", _bin_words(one)), x=place, y=0, width=1, height=f"{_HEIGHT:g}")
-        for place, one in enumerate(bins)
+        tag("rect", tag("title", _bin_words(one)), x=index, y=0, width=1, height=f"{_HEIGHT:g}")
+        for index, one in enumerate(bins)
         if one.n
     ]
     return _svg("chart", len(bins), [*grid, *lines, *hover], label="time to first token, p50 and p95"), top
@@ -108,15 +108,15 @@ def ttft_chart(bins: Sequence[TimeBin]) -> tuple[Html, float]:
 @lru_cache(maxsize=256)
 def probe_line(trips: tuple[ProbeTime, ...]) -> Html:
     """Return the chart of the last probes; a failed one is a mark at the bottom."""
-    known = [rtt_s for _, rtt_s in trips if rtt_s is not None]
+    rtts_s = [rtt_s for _, rtt_s in trips if rtt_s is not None]
     if len(trips) < 2:
         return Html("")
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    low, high = (min(rtts_s), max(rtts_s)) if rtts_s else (0.0, 1.0)
     slack = max(_CALM * high - (high - low), 0.0) / 2
     points = _points([rtt_s for _, rtt_s in trips], low - slack, max(high + slack, low + 1e-6))
     failed = [
-        tag("path", d=f"M{place + 0.5:g} {_HEIGHT:g}V{_HEIGHT * 0.6:g}", class_="failed")
-        for place, (_, rtt_s) in enumerate(trips)
+        tag("path", d=f"M{index + 0.5:g} {_HEIGHT:g}V{_HEIGHT * 0.6:g}", class_="failed")
+        for index, (_, rtt_s) in enumerate(trips)
         if rtt_s is None
     ]
     return _svg("trips", len(trips), [tag("title", _trip_words(trips)), tag("path", d=_path(points)), *failed])
@@ -136,9 +136,9 @@ def term_bar(values: Sequence[float], most: float) -> Html:
 
 def box_line(value: float, low: float, high: float) -> Html:
     """Return the position of a weight in its range."""
-    place = 100.0 * min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 50.0
+    percent = 100.0 * min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 50.0
     line = tag("path", d=f"M0 {_HEIGHT / 2:g}H100")
-    dot = tag("rect", x=f"{min(max(place - 1.5, 0.0), 97.0):.1f}", y=20, width=3, height=60)
+    dot = tag("rect", x=f"{min(max(percent - 1.5, 0.0), 97.0):.1f}", y=20, width=3, height=60)
     return _svg("box", 100, [line, dot])
 
 
@@ -158,8 +158,8 @@ def nice_top(value: float) -> float:
 
 def _points(values: Sequence[float | None], low: float, high: float) -> list[Point]:
     return [
-        (place + 0.5, None if value is None else _HEIGHT * (1.0 - (value - low) / (high - low)))
-        for place, value in enumerate(values)
+        (index + 0.5, None if value is None else _HEIGHT * (1.0 - (value - low) / (high - low)))
+        for index, value in enumerate(values)
     ]
 
 
@@ -197,7 +197,7 @@ def _bin_words(one: TimeBin) -> str:
 
 
 def _trip_words(trips: Sequence[ProbeTime]) -> str:
-    known = [rtt_s * 1e3 for _, rtt_s in trips if rtt_s is not None]
+    rtts_ms = [rtt_s * 1e3 for _, rtt_s in trips if rtt_s is not None]
     span = formatting.age(trips[-1][0] - trips[0][0])
-    between = f"{formatting.ms(min(known))} to {formatting.ms(max(known))} ms" if known else "none answered"
-    return f"{len(trips)} probes in {span}: {between}, {len(trips) - len(known)} failed"
+    between = f"{formatting.ms(min(rtts_ms))} to {formatting.ms(max(rtts_ms))} ms" if rtts_ms else "none answered"
+    return f"{len(trips)} probes in {span}: {between}, {len(trips) - len(rtts_ms)} failed"

@@ -197,16 +197,16 @@ def clients_section(status: Snapshot) -> Iterator[Html]:
     """Yield the table."""
     if not status.clients:
         return
-    heads = [tag("th", name, scope="col", class_="name" if place == 0 else None) for place, name in enumerate(_HEADS)]
+    heads = [tag("th", name, scope="col", class_="name" if index == 0 else None) for index, name in enumerate(_HEADS)]
     rows = [
         tag(
             "tr",
-            tag("th", row.name, scope="row", class_="name"),
-            tag("td", formatting.count(row.requests)),
-            tag("td", formatting.count(row.tokens)),
-            tag("td", formatting.count(row.rejected), class_="bad" if row.rejected else None),
+            tag("th", client.name, scope="row", class_="name"),
+            tag("td", formatting.count(client.requests)),
+            tag("td", formatting.count(client.tokens)),
+            tag("td", formatting.count(client.rejected), class_="bad" if client.rejected else None),
         )
-        for row in status.clients[:CLIENTS_SHOWN]
+        for client in status.clients[:CLIENTS_SHOWN]
     ]
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="clients")
     yield tag("section", tag("h2", "Clients"), tag("div", table, class_="wide"))
@@ -234,27 +234,27 @@ def peers_section(status: Snapshot) -> Iterator[Html]:
     if store is None:
         return
     line = tag("p", formatting.store_line(store), class_="quiet" if store["joined"] else "bad")
-    heads = [tag("th", name, scope="col", class_="name" if place == 0 else None) for place, name in enumerate(_COLUMNS)]
-    rows = [_row(row) for row in store["peers"][:PEERS_SHOWN]]
+    heads = [tag("th", name, scope="col", class_="name" if index == 0 else None) for index, name in enumerate(_COLUMNS)]
+    rows = [_row(peer) for peer in store["peers"][:PEERS_SHOWN]]
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="clients") if rows else None
     yield tag("section", tag("h2", "Routers"), line, tag("div", table, class_="wide") if table else None)
 
 
-def _row(row: Mapping[str, Any]) -> Html:
-    known = "format" not in row["differences"]
+def _row(peer: Mapping[str, Any]) -> Html:
+    readable = "format" not in peer["differences"]
     cells = (
-        row["policy"],
-        row["weights_version"],
-        "yes" if row["frozen"] else "no",
-        len(row["draining"]),
-        len(row["ejected"]),
+        peer["policy"],
+        peer["weights_version"],
+        "yes" if peer["frozen"] else "no",
+        len(peer["draining"]),
+        len(peer["ejected"]),
     )
     return tag(
         "tr",
-        tag("th", row["router"], scope="row", class_="name"),
-        tag("td", formatting.age(row["age_s"]), class_=None if row["counts"] else "bad"),
-        *(tag("td", cell if known else formatting.UNKNOWN) for cell in cells),
-        tag("td", "; ".join(row["differences"].values()), class_="bad" if row["differences"] else None),
+        tag("th", peer["router"], scope="row", class_="name"),
+        tag("td", formatting.age(peer["age_s"]), class_=None if peer["counts"] else "bad"),
+        *(tag("td", cell if readable else formatting.UNKNOWN) for cell in cells),
+        tag("td", "; ".join(peer["differences"].values()), class_="bad" if peer["differences"] else None),
     )
 
 

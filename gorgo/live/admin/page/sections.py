@@ -89,7 +89,7 @@ def sources_section(status: Snapshot) -> Iterator[Html]:
     if not status.fleet_sources:
         return
     heads = [
-        tag("th", name, scope="col", class_="name" if place == 0 else None) for place, name in enumerate(_SOURCE_HEADS)
+        tag("th", name, scope="col", class_="name" if index == 0 else None) for index, name in enumerate(_SOURCE_HEADS)
     ]
     table = tag(
         "table", tag("thead", tag("tr", *heads)), tag("tbody", *map(_source, status.fleet_sources)), class_="versions"
@@ -105,7 +105,7 @@ def scaling_section(status: Snapshot) -> Iterator[Html]:
     if not status.scaling:
         return
     heads = [
-        tag("th", name, scope="col", class_="name" if place < 2 else None) for place, name in enumerate(_SCALING_HEADS)
+        tag("th", name, scope="col", class_="name" if index < 2 else None) for index, name in enumerate(_SCALING_HEADS)
     ]
     rows = [
         tag(
@@ -125,18 +125,18 @@ def scaling_section(status: Snapshot) -> Iterator[Html]:
     yield tag("section", tag("h2", "Wanted replicas"), tag("div", table, class_="wide"))
 
 
-def _source(row: Mapping[str, Any]) -> Html:
-    state = formatting.source_state(row)
-    why = tag("small", row["error"]) if row["error"] is not None else None
-    more = row["problem_count"] - len(row["problems"][:PROBLEMS_SHOWN])
-    lines = [*row["problems"][:PROBLEMS_SHOWN], *([f"and {more} more"] if more else [])]
+def _source(source: Mapping[str, Any]) -> Html:
+    state = formatting.source_state(source)
+    why = tag("small", source["error"]) if source["error"] is not None else None
+    more = source["problem_count"] - len(source["problems"][:PROBLEMS_SHOWN])
+    lines = [*source["problems"][:PROBLEMS_SHOWN], *([f"and {more} more"] if more else [])]
     return tag(
         "tr",
-        tag("th", row["name"], scope="row", class_="name"),
-        tag("td", row["kind"]),
+        tag("th", source["name"], scope="row", class_="name"),
+        tag("td", source["kind"]),
         tag("td", tag("span", state, class_=_SOURCE_CHIPS[state]), why, class_="state"),
-        tag("td", formatting.count(row["replicas"])),
-        tag("td", formatting.age(row["age_s"])),
+        tag("td", formatting.count(source["replicas"])),
+        tag("td", formatting.age(source["age_s"])),
         tag("td", *(tag("p", line) for line in lines), class_="reason"),
     )
 
@@ -145,9 +145,9 @@ def _source(row: Mapping[str, Any]) -> Html:
 def _head() -> Html:
     groups = [tag("th", name, colspan=len(columns), scope="colgroup", class_="first") for name, columns in COLUMNS]
     names = [
-        tag("th", name, title=meaning, scope="col", class_="first" if place == 0 else None)
+        tag("th", name, title=meaning, scope="col", class_="first" if index == 0 else None)
         for _, columns in COLUMNS
-        for place, (name, meaning) in enumerate(columns)
+        for index, (name, meaning) in enumerate(columns)
     ]
     first = tag("th", "replica", scope="col", rowspan=2, class_="name")
     state = tag("th", "state", scope="col", rowspan=2)
@@ -155,7 +155,7 @@ def _head() -> Html:
 
 
 def _region(name: str, rows: Sequence[ReplicaStatus], status: Snapshot) -> Html:
-    open_now = sum(row.view.in_flight_requests for row in rows)
+    open_now = sum(replica.view.in_flight_requests for replica in rows)
     here = " · the proxy is here" if name == status.region else ""
     cut = tag("span", "unreachable", class_="chip ejected") if name in status.unreachable_regions else None
     many = f" · {len(rows)} replicas, {open_now} open" if len(rows) > 1 else ""
@@ -163,39 +163,39 @@ def _region(name: str, rows: Sequence[ReplicaStatus], status: Snapshot) -> Html:
     return tag("tbody", tag("tr", title, class_="region"), joined(map(_replica, rows)))
 
 
-def _replica(row: ReplicaStatus) -> Html:
-    models = ", ".join(row.view.models[:MODELS_SHOWN]) or "any model"
-    title = "; ".join(part for part in (formatting.engine(row.engine), models) if part)
-    first = tag("th", row.view.name, scope="row", class_="name", title=title)
-    groups = (_trip(row), _sent(row.view), _reported(row.view), _learned(row), _recent(row))
+def _replica(replica: ReplicaStatus) -> Html:
+    models = ", ".join(replica.view.models[:MODELS_SHOWN]) or "any model"
+    title = "; ".join(part for part in (formatting.engine(replica.engine), models) if part)
+    first = tag("th", replica.view.name, scope="row", class_="name", title=title)
+    groups = (_trip(replica), _sent(replica.view), _reported(replica.view), _learned(replica), _recent(replica))
     cells = [
-        tag("td", cell, class_="first" if place == 0 else None) for group in groups for place, cell in enumerate(group)
+        tag("td", cell, class_="first" if index == 0 else None) for group in groups for index, cell in enumerate(group)
     ]
-    line = tag("tr", first, tag("td", _state(row), class_="state"), *cells, data_replica=row.view.name)
-    return joined([line, _reason(row)])
+    line = tag("tr", first, tag("td", _state(replica), class_="state"), *cells, data_replica=replica.view.name)
+    return joined([line, _reason(replica)])
 
 
-def _reason(row: ReplicaStatus) -> Html | None:
+def _reason(replica: ReplicaStatus) -> Html | None:
     """Return a line below the replica's: a text of any length, which must not widen a table of 20 columns."""
-    if row.condition.why is None:
+    if replica.condition.why is None:
         return None
-    cell = tag("td", tag("p", row.condition.why), colspan=WIDTH, class_="reason")
-    return tag("tr", cell, data_reason=row.view.name)
+    cell = tag("td", tag("p", replica.condition.why), colspan=WIDTH, class_="reason")
+    return tag("tr", cell, data_reason=replica.view.name)
 
 
-def _state(row: ReplicaStatus) -> Html:
-    word = row.condition.word
+def _state(replica: ReplicaStatus) -> Html:
+    word = replica.condition.word
     chip = tag("span", word, class_=f"chip {word.replace(' ', '-')}")
-    since = None if row.view.in_state_for_s is None else f"since {formatting.age(row.view.in_state_for_s)}"
-    registered = "registered" if row.registered else None
+    since = None if replica.view.in_state_for_s is None else f"since {formatting.age(replica.view.in_state_for_s)}"
+    registered = "registered" if replica.registered else None
     notes = " · ".join(note for note in (since, registered) if note)
     return joined([chip, tag("small", notes) if notes else None])
 
 
-def _trip(row: ReplicaStatus) -> Iterator[Child]:
-    yield formatting.ms(row.view.rtt_ms)
-    yield probe_line(row.probes)
-    yield formatting.age(row.view.probe_age_s)
+def _trip(replica: ReplicaStatus) -> Iterator[Child]:
+    yield formatting.ms(replica.view.rtt_ms)
+    yield probe_line(replica.probes)
+    yield formatting.age(replica.view.probe_age_s)
 
 
 def _sent(view: ReplicaSnapshot) -> Iterator[Child]:
@@ -212,8 +212,8 @@ def _reported(view: ReplicaSnapshot) -> Iterator[Child]:
     yield formatting.age(view.scrape_age_s)
 
 
-def _learned(row: ReplicaStatus) -> Iterator[Child]:
-    view, cache = row.view, row.cache
+def _learned(replica: ReplicaStatus) -> Iterator[Child]:
+    view, cache = replica.view, replica.cache
     yield formatting.count(view.index_tokens)
     if cache is None:
         yield formatting.UNKNOWN
@@ -226,8 +226,8 @@ def _learned(row: ReplicaStatus) -> Iterator[Child]:
     yield tag("span", formatting.ms(view.tpot_ms), title=gaps)
 
 
-def _recent(row: ReplicaStatus) -> Iterator[Child]:
-    stats = row.stats
+def _recent(replica: ReplicaStatus) -> Iterator[Child]:
+    stats = replica.stats
     yield formatting.count(stats.n)
     yield formatting.ms(stats.ttft_ms_p50)
     yield formatting.ms(stats.ttft_ms_p95)
@@ -262,61 +262,61 @@ class DecisionsSection:
             return
         yield tag("div", *(tag("span", name) for name in _HEADS), class_="line head", aria_hidden="true")
         before, self._written = self._written, {}
-        for row in status.decisions:
+        for entry in status.decisions:
             key = (
-                row.decision.decided_s,
-                row.decision.request_id,
-                row.decision.attempt,
-                row.sample is None,
-                row.followed,
+                entry.decision.decided_s,
+                entry.decision.request_id,
+                entry.decision.attempt,
+                entry.sample is None,
+                entry.followed,
             )
-            html = self._written[key] = before.get(key) or _decision(row)
+            html = self._written[key] = before.get(key) or _decision(entry)
             yield html
 
 
-def _decision(row: DecisionStatus) -> Html:
-    decision = row.decision
-    line = tag("summary", tag("div", *_line(row), class_="line"))
+def _decision(entry: DecisionStatus) -> Html:
+    decision = entry.decision
+    line = tag("summary", tag("div", *_line(entry), class_="line"))
     key = f"d-{decision.request_id}-{decision.attempt}"
-    return tag("details", line, tag("div", *_inside(row), class_="inside"), id=key)
+    return tag("details", line, tag("div", *_inside(entry), class_="inside"), id=key)
 
 
-def _line(row: DecisionStatus) -> list[Html]:
-    decision, sample = row.decision, row.sample
+def _line(entry: DecisionStatus) -> list[Html]:
+    decision, sample = entry.decision, entry.sample
     cached = decision.estimated_cached_tokens / decision.prompt_tokens if decision.prompt_tokens else None
     again = f" · attempt {decision.attempt}" if decision.attempt > 1 else ""
     predicted_ms = None if decision.predicted_ttft_s is None else decision.predicted_ttft_s * 1e3
     return [
         tag("span", formatting.clock(decision.decided_s)),
-        tag("span", decision.replica, again, class_="who", title=row.region),
+        tag("span", decision.replica, again, class_="who", title=entry.region),
         tag("span", formatting.count(decision.prompt_tokens)),
         tag("span", formatting.share(cached)),
         tag("span", formatting.ms(predicted_ms)),
         tag("span", formatting.ms(None if sample is None else sample.ttft_ms), class_="seen"),
-        tag("span", formatting.signed_ms(row.error_ms), class_=_off_class(row, predicted_ms)),
-        _outcome(row),
+        tag("span", formatting.signed_ms(entry.error_ms), class_=_off_class(entry, predicted_ms)),
+        _outcome(entry),
         tag("span", decision.request_id, class_="id", title=decision.request_id),
     ]
 
 
-def _off_class(row: DecisionStatus, predicted_ms: float | None) -> str | None:
+def _off_class(entry: DecisionStatus, predicted_ms: float | None) -> str | None:
     """Mark an error larger than the prediction and than 250 ms."""
-    error_ms = row.error_ms
+    error_ms = entry.error_ms
     return "bad" if error_ms is not None and predicted_ms is not None and error_ms > max(predicted_ms, 250.0) else None
 
 
-def _outcome(row: DecisionStatus) -> Html:
-    if row.sample is not None:
-        status = row.sample.status
+def _outcome(entry: DecisionStatus) -> Html:
+    if entry.sample is not None:
+        status = entry.sample.status
         return tag("span", status, class_="bad" if status >= 500 else None)
-    return tag("span", "retried" if row.followed else "open", class_="quiet")
+    return tag("span", "retried" if entry.followed else "open", class_="quiet")
 
 
-def _inside(row: DecisionStatus) -> list[Html | None]:
-    decision = row.decision
+def _inside(entry: DecisionStatus) -> list[Html | None]:
+    decision = entry.decision
     if not decision.terms:
-        return [_why(decision), _facts(row)]
-    return [_why(decision), tag("div", _terms(decision), class_="wide"), _excluded(decision), _facts(row)]
+        return [_why(decision), _facts(entry)]
+    return [_why(decision), tag("div", _terms(decision), class_="wide"), _excluded(decision), _facts(entry)]
 
 
 def _why(decision: Decision) -> Html:
@@ -333,27 +333,27 @@ def _why(decision: Decision) -> Html:
 def _terms(decision: Decision) -> Html:
     order = _by_cost(decision)[:CANDIDATES_SHOWN]
     names = list(decision.terms)
-    most = max((_sum(decision, place) for place in order), default=0.0)
+    most = max((_sum(decision, row) for row in order), default=0.0)
     heads = [tag("th", tag("i", class_=f"t{at % 6}"), name, scope="col") for at, name in enumerate(names)]
     head = tag(
         "tr", tag("th", "replica", scope="col", class_="name"), *heads, tag("th", "cost", scope="col"), tag("th")
     )
-    rows = [_candidate(decision, names, place, most) for place in order]
+    rows = [_candidate(decision, names, row, most) for row in order]
     left = len(decision.candidates) - len(order)
     more = tag("caption", f"{left} candidates of higher cost are not shown") if left else None
     return tag("table", more, tag("thead", head), tag("tbody", *rows), class_="terms")
 
 
-def _candidate(decision: Decision, names: Sequence[str], place: int, most: float) -> Html:
-    chosen = decision.candidates[place] == decision.replica
-    values = [float(decision.terms[name][place]) for name in names]
-    cost = None if decision.cost is None else float(decision.cost[place])
+def _candidate(decision: Decision, names: Sequence[str], row: int, most: float) -> Html:
+    chosen = decision.candidates[row] == decision.replica
+    values = [float(decision.terms[name][row]) for name in names]
+    cost = None if decision.cost is None else float(decision.cost[row])
     mark = tag("span", "chosen", class_="chip ready") if chosen else None
     cells = [tag("td", formatting.term(value)) for value in (*values, cost)]
-    known = [0.0 if isnan(value) else value for value in values]
-    name = tag("th", decision.candidates[place], " ", mark, scope="row", class_="name")
+    drawn = [0.0 if isnan(value) else value for value in values]
+    name = tag("th", decision.candidates[row], " ", mark, scope="row", class_="name")
     return tag(
-        "tr", name, *cells, tag("td", term_bar(known, most), class_="drawn"), class_="chosen" if chosen else None
+        "tr", name, *cells, tag("td", term_bar(drawn, most), class_="drawn"), class_="chosen" if chosen else None
     )
 
 
@@ -361,9 +361,9 @@ def _by_cost(decision: Decision) -> list[int]:
     """Return rows by cost, without a cost last; the chosen one first among equals."""
     cost = decision.cost
 
-    def key(place: int) -> tuple[float, bool]:
-        known = inf if cost is None or isnan(cost[place]) else float(cost[place])
-        return known, decision.candidates[place] != decision.replica
+    def key(row: int) -> tuple[float, bool]:
+        sort_cost = inf if cost is None or isnan(cost[row]) else float(cost[row])
+        return sort_cost, decision.candidates[row] != decision.replica
 
     order = sorted(range(len(decision.candidates)), key=key)
     chosen = list(decision.candidates).index(decision.replica)
@@ -373,8 +373,8 @@ def _by_cost(decision: Decision) -> list[int]:
     return order
 
 
-def _sum(decision: Decision, place: int) -> float:
-    return sum(max(0.0, float(column[place])) for column in decision.terms.values() if not isnan(column[place]))
+def _sum(decision: Decision, row: int) -> float:
+    return sum(max(0.0, float(column[row])) for column in decision.terms.values() if not isnan(column[row]))
 
 
 def _excluded(decision: Decision) -> Html | None:
@@ -383,9 +383,9 @@ def _excluded(decision: Decision) -> Html | None:
     return tag("p", "Excluded: ", ", ".join(f"{name} ({why})" for name, why in sorted(decision.excluded.items())), ".")
 
 
-def _facts(row: DecisionStatus) -> Html:
+def _facts(entry: DecisionStatus) -> Html:
     """Return the measured values, as far as the request has ended."""
-    decision, sample = row.decision, row.sample
+    decision, sample = entry.decision, entry.sample
     named = [f"{what} {name}" for what, name in (("client", decision.client), ("model", decision.model)) if name]
     facts = [
         *named,

@@ -71,8 +71,8 @@ class Difference:
 
 def differences(state: LiveState) -> list[Difference]:
     """Return all differences, those that wait first."""
-    found = [*_routing(state), *_drain_marks(state), *_restart(state)]
-    return sorted(found, key=lambda difference: not difference.waits)
+    waiting_first = [*_routing(state), *_drain_marks(state), *_restart(state)]
+    return sorted(waiting_first, key=lambda difference: not difference.waits)
 
 
 def _routing(state: LiveState) -> Iterator[Difference]:
@@ -124,8 +124,6 @@ def _shown(value: Value) -> str:
 
 
 # The health of each replica in a word, and the alerts of the page.
-#
-# Owns the judgement of what is worth an alert. What is known is the Router's; stats are `stats`'.
 
 
 #: Ratio of failed requests above which they are an alert.
@@ -232,7 +230,7 @@ def alerts(
     whose reports of caches no decision uses, by the reason, `workers` the processes of the router.
     """
     failures = failures or {}
-    found = [
+    active = [
         *_of_refusals(views, replicas),
         *_of_proxy(stopping=stopping, config_refused=config_refused),
         *_of_fleet(views, unreachable_regions, not_ready),
@@ -240,25 +238,25 @@ def alerts(
         *_of_traffic(stats, queued),
         *(alert for view in views for alert in _of_replica(view, unreachable_regions, failures.get(view.name))),
     ]
-    found += [alert for source in sources for alert in _of_source(source)]
-    found += [] if store is None else _of_store(store)
-    found += [
+    active += [alert for source in sources for alert in _of_source(source)]
+    active += [] if store is None else _of_store(store)
+    active += [
         Alert(
             "warn",
-            f"Process {row.number} is {row.state}, after {counted(row.restarts, 'end')} that nobody asked for",
+            f"Process {worker.number} is {worker.state}, after {counted(worker.restarts, 'end')} that nobody asked for",
         )
-        for row in workers
-        if row.restarts and row.state != "ready"
+        for worker in workers
+        if worker.restarts and worker.state != "ready"
     ]
-    found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
-    found += [Alert("warn", text) for text in signals]
-    found += [
+    active += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
+    active += [Alert("warn", text) for text in signals]
+    active += [
         Alert("warn", f"Reports of caches are not used ({first_names(names, NAMES_SHOWN)}): history: {reason}")
         for reason, names in (unused or {}).items()
     ]
     if out_of_range:
-        found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
-    return sorted(found, key=lambda alert: alert.level != "bad")
+        active.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
+    return sorted(active, key=lambda alert: alert.level != "bad")
 
 
 def _of_refusals(views: Sequence[ReplicaSnapshot], replicas: Mapping[str, ReplicaConfig]) -> Iterator[Alert]:
@@ -340,9 +338,9 @@ def _of_store(store: Mapping[str, Any]) -> Iterator[Alert]:
     if store["fault"] is not None:
         line = formatting.store_line(store)
         yield Alert("warn", f"{line[0].upper()}{line[1:]} ({store['error']})")
-    for row in store["peers"]:
-        if row["differences"]:
-            yield Alert("warn", f"Router {row['router']}: {'; '.join(row['differences'].values())}")
+    for peer in store["peers"]:
+        if peer["differences"]:
+            yield Alert("warn", f"Router {peer['router']}: {'; '.join(peer['differences'].values())}")
 
 
 def _requests(n: int) -> str:
@@ -503,12 +501,12 @@ Loads = Mapping[str, tuple[float, ...]]
 def own_loads(state: LiveState) -> Loads:
     """Return the part of this worker."""
     router = state.routing.router
-    found: dict[str, tuple[float, ...]] = {"": (router.in_flight, router.queued)}
+    loads: dict[str, tuple[float, ...]] = {"": (router.in_flight, router.queued)}
     for view in router.view.snapshots(now=state.routing.clock()):
-        row = (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens, view.backlog_s)
-        if any(row):
-            found[view.name] = row
-    return found
+        load = (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens, view.backlog_s)
+        if any(load):
+            loads[view.name] = load
+    return loads
 
 
 async def loads_of_others(state: LiveState) -> Sequence[Loads]:
@@ -630,7 +628,7 @@ def _regions(
     rows: dict[str, list[ReplicaStatus]] = {region.name: [] for region in state.config.regions}
     for view in views:
         stats = RecentStats.of(by_replica.get(view.name, ()))
-        row = ReplicaStatus(
+        replica = ReplicaStatus(
             view,
             condition_of(view, state.replicas.targets[view.name].last_failure),
             stats,
@@ -639,7 +637,7 @@ def _regions(
             view.name in state.routing.control.registered,
             caches.get(view.name),
         )
-        rows.setdefault(view.region, []).append(row)
+        rows.setdefault(view.region, []).append(replica)
     return {region: replicas for region, replicas in rows.items() if replicas}
 
 
@@ -662,7 +660,7 @@ def decision_rows(
         key = decision.request_id
         followed = last.get(key, 0) > decision.attempt
         last[key] = decision.attempt
-        found = finished.get(key)
-        mine = found is not None and found.finished_s >= decision.decided_s and found.replica == decision.replica
-        rows.append(DecisionStatus(decision, regions.get(decision.replica), found if mine else None, followed))
+        newest = finished.get(key)
+        mine = newest is not None and newest.finished_s >= decision.decided_s and newest.replica == decision.replica
+        rows.append(DecisionStatus(decision, regions.get(decision.replica), newest if mine else None, followed))
     return rows

@@ -281,12 +281,12 @@ class RepeatedHead:
 
         `limit`: bytes of a head, at most.
         """
-        found = _LENGTH.search(text)
-        if found is None or head.length is None:
+        match = _LENGTH.search(text)
+        if match is None or head.length is None:
             return None
-        place = next(place for place, (name, _) in enumerate(head.headers) if name == _NAME)
-        before, after = text[: found.start(1)], text[found.end(1) :]
-        return cls(head, before=before, after=after, place=place, limit=limit)
+        index = next(index for index, (name, _) in enumerate(head.headers) if name == _NAME)
+        before, after = text[: match.start(1)], text[match.end(1) :]
+        return cls(head, before=before, after=after, place=index, limit=limit)
 
     def again(self, text: bytes) -> Head | None:
         """Return the head of `text` if it repeats this one with any length, else `None`."""

@@ -17,8 +17,7 @@ from gorgo.cli.app import app
 from gorgo.config.load import load_config
 from gorgo.errors import ConfigError, TraceError
 from gorgo.lab.plan import PlanOptions, PlanSettings, make_plan, read_settings, write_plan
-from gorgo.lab.plan.bounds import LowerBounds
-from gorgo.lab.plan.demand import Demand, read_demand
+from gorgo.lab.plan.demand import Demand, LowerBounds, read_demand
 from gorgo.lab.plan.plan import HEADROOM_MAX, World, fleet_of, meets, regions_text
 from gorgo.lab.plan.search import Counts, Measured, fleets_by_price, search
 from gorgo.lab.plan.settings import Accelerator, ClientGroup, Kind, Objective

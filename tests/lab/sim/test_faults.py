@@ -35,7 +35,7 @@ from gorgo.lab.sim.scenarios import SCENARIOS, burst, find_scenario, nearest
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest, scaled
 from gorgo.policies.registry import make_policy
-from tests.lab.sim.faults.drawn import draw_faults
+from tests.lab.sim.drawn import draw_faults
 from tests.lab.sim.fleets import three_regions
 
 FLEET = three_regions()
