@@ -565,12 +565,8 @@ class Twin:
 
     def times_ms(self) -> Mapping[str, tuple[float | None, float | None]]:
         """Return the times of both, ms."""
-        rows = (self.logged, self.other)
-        return {
-            "mean TTFT": _pair(*(row.ttft_ms.mean for row in rows)),
-            "p95 TTFT": _pair(*(row.ttft_ms.p95 for row in rows)),
-            "mean E2E": _pair(*(None if row.e2e_s.mean is None else 1e3 * row.e2e_s.mean for row in rows)),
-        }
+        logged, other = _times_ms(self.logged), _times_ms(self.other)
+        return {name: (logged[name], other[name]) for name in logged}
 
     def as_json(self) -> dict[str, Any]:
         """Return the times by name."""
@@ -603,8 +599,9 @@ def simulate_twin(
     return Twin(*rows)
 
 
-def _pair(before: float | None, after: float | None) -> tuple[float | None, float | None]:
-    return before, after
+def _times_ms(row: ResultRow) -> dict[str, float | None]:
+    e2e_ms = None if row.e2e_s.mean is None else 1e3 * row.e2e_s.mean
+    return {"mean TTFT": row.ttft_ms.mean, "p95 TTFT": row.ttft_ms.p95, "mean E2E": e2e_ms}
 
 
 #: Colours of the estimators, in the order from below.

@@ -1,9 +1,9 @@
-"""The KV pool of one engine: a radix cache of prefixes, and the private tokens of running requests.
+"""The KV pools of engines: SGLang's radix cache of prefixes (`KvCache`), and vLLM's blocks (`BlockPool`).
 
-Owns the accounting of cached, locked, private and reserved tokens, and eviction. `model` decides when to match, lock,
-insert and release.
+Owns the accounting of cached, locked, private and reserved tokens and of blocks, eviction, and what an observer of a
+cache sees. `model` and `vllm` decide when to match, lock, insert and release.
 
-Theory of operation: the pool has `capacity_tokens`, and every token in it is of one of four kinds:
+Theory of operation of `KvCache`: the pool has `capacity_tokens`, and every token in it is of one of four kinds:
 
     locked     in the tree, on the path of a running request: never evicted
     evictable  in the tree, on no path: evicted from the leaves up, least recently used first, whole nodes
