@@ -17,8 +17,8 @@ from typing import Any
 
 from experiments.environments import Environment
 from gorgo.errors import GorgoError
-from gorgo.lab.replay.bodies import body_of
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.prompt_text import body_of
+from gorgo.lab.replay_client import ReplayRecord
 from gorgo.lab.traces import TraceRequest
 
 _FLAGS = ("--streaming", "--fixed-schedule", "--use-server-token-count", "--no-gpu-telemetry", "--no-server-metrics")

@@ -13,9 +13,8 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.interface import Candidates, Choice, IndexKind, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.record import record
-from gorgo.lab.sim.engine.kv_cache import KvCache
-from gorgo.lab.sim.engine.vllm.block_pool import BlockPool
-from gorgo.lab.sim.faults.injector import EngineObserver, EngineView
+from gorgo.lab.sim.engine.kv_cache import BlockPool, KvCache
+from gorgo.lab.sim.faults import EngineObserver, EngineView
 
 
 class IndexedPolicy:

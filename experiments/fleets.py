@@ -8,13 +8,19 @@ from typing import Any
 
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm, find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
-from gorgo.lab.sim.named_fleets import ONE_REGION, POOLED_RTT_S, THREE_REGIONS, find_fleet
+from gorgo.lab.sim.fleet import (
+    ONE_REGION,
+    POOLED_RTT_S,
+    THREE_REGIONS,
+    SimFleet,
+    SimReplica,
+    find_fleet,
+    with_accurate_priors,
+)
 from gorgo.lab.sim.network import Link
 
-#: Llama-2-13B on an A100 of 80 GB, derived as the estimates of `sim.engine.estimates` are: 162 TFLOPS of 25.4 GFLOP a
-#: token, 819 kFLOP a pair at 120 TFLOPS, 26 GB of weights at 1.63 TB/s, 819,200 bytes of KV a token.
+#: Llama-2-13B on an A100 of 80 GB, derived as the estimates of `gorgo.lab.sim.engine.profiles` are: 162 TFLOPS of 25.4
+#: GFLOP a token, 819 kFLOP a pair at 120 TFLOPS, 26 GB of weights at 1.63 TB/s, 819,200 bytes of KV a token.
 LLAMA_13B = EngineProfile(
     name="1xA100-Llama-2-13B", prefill_base_s=0.005, prefill_tokens_per_s=6400.0, prefill_kappa_s=6.8e-9,
     chunk_tokens=4096, decode_base_s=0.0159, decode_per_request_s=4.4e-5, decode_kv_s=5.0e-7, kv_tokens=61_000,

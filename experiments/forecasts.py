@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.lab.sim.training import TrainingController, TrainingRound
 from gorgo.learning.trainer import Trainer

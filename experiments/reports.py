@@ -23,7 +23,7 @@ from experiments.tables import TableSection, number, sections, with_interval
 from experiments.traffic import PhasedTraffic, ReuseTraffic, Traffic
 from experiments.variants import Variant, find_variant
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.kv_events.reports import CacheReports
+from gorgo.lab.sim.kv_events import CacheReports
 from gorgo.lab.simulate.compare import mean_row
 
 GORGO_MS, RESIDUAL, EVENTS = "gorgo-ms", "gorgo-residual", "gorgo-ms, events"

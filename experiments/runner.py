@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache, lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -24,7 +25,9 @@ from pydantic import TypeAdapter, ValidationError
 import gorgo.core
 import gorgo.engines
 import gorgo.lab.datasets
+import gorgo.lab.prompt_text
 import gorgo.lab.replay
+import gorgo.lab.replay_client
 import gorgo.lab.sim
 import gorgo.lab.simulate
 import gorgo.lab.traces
@@ -40,10 +43,11 @@ from gorgo.policies.registry import POLICIES
 
 Backend = Literal["loky", "dask", "ray"]
 BACKENDS: tuple[Backend, ...] = ("loky", "dask", "ray")
-#: Packages that every run's figures depend on; `_policy_files` adds the policies.
+#: Packages and modules that every run's figures depend on; `_policy_files` adds the policies.
 _CODE = (
     gorgo.core, gorgo.engines, gorgo.learning, gorgo.lab.sim,
-    gorgo.lab.datasets, gorgo.lab.replay, gorgo.lab.simulate, gorgo.lab.traces,
+    gorgo.lab.datasets, gorgo.lab.prompt_text, gorgo.lab.replay, gorgo.lab.replay_client,
+    gorgo.lab.simulate, gorgo.lab.traces,
 )  # fmt: skip
 _POLICIES = Path(gorgo.policies.__file__ or "").parent
 
@@ -204,9 +208,14 @@ def _trace_digest(trace: str) -> str:
 
 @lru_cache(maxsize=64)
 def _code_digest(policy: str, code: tuple[Path, ...]) -> str:
-    folders = [*(Path(package.__file__ or "").parent for package in _CODE), *code]
+    folders = [*map(_source_of, _CODE), *code]
     shared = [path for one in folders for path in (sorted(one.rglob("*.py")) if one.is_dir() else [one])]
     return _digest([*shared, *_policy_files(policy)])
+
+
+def _source_of(module: ModuleType) -> Path:
+    file = Path(module.__file__ or "")
+    return file.parent if file.name == "__init__.py" else file
 
 
 def _policy_files(policy: str) -> Iterator[Path]:

@@ -30,18 +30,17 @@ from gorgo.core.limits import HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.decision import Decision
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.index import Origin
-from gorgo.core.training.model import Model
+from gorgo.core.training.learning import Model
 from gorgo.lab.rank import spearman
-from gorgo.lab.results import ResultRow
-from gorgo.lab.served import TTFT_MS
-from gorgo.lab.sim.kv_events.reports import CacheReports
+from gorgo.lab.results import TTFT_MS, ResultRow
+from gorgo.lab.sim.kv_events import CacheReports
 from gorgo.lab.sim.records import SimRecord
-from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
 from gorgo.lab.sim.simulation import Simulation, Startable
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob
 from gorgo.lab.simulate.overload import with_queue
-from gorgo.lab.simulate.rows import rare_collections, simulated_run
+from gorgo.lab.simulate.run import rare_collections, simulated_run
 from gorgo.policies.multi_depth import MultiDepth
 
 #: The default of `overload.hedge_budget_ratio`.

@@ -27,23 +27,22 @@ from experiments.traffic import marked
 from gorgo.core.limits import RouterLimits
 from gorgo.core.router import Router
 from gorgo.core.training.learning import RecordedOutcome
+from gorgo.lab import whatif
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.decisions import MAX_DECISIONS, LoggedDecision, decision_of
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.named_fleets import QWEN_L40S, find_fleet
+from gorgo.lab.sim.fleet import QWEN_L40S, find_fleet
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.whatif import estimate, judge, log_filter
-from gorgo.lab.whatif.log_filter import MOST_DECISIONS, LogFilter
+from gorgo.lab.whatif import MOST_DECISIONS, LogFilter
 from gorgo.policies.registry import make_policy
 from tuner.campaign.options import CampaignOptions
-from tuner.offline.search import RunScore, ScoredWeights, SearchOptions, score_of, search_weights
+from tuner.offline.search import RunScore, ScoredWeights, SearchOptions, decide, score_of, search_weights
 from tuner.offline.simulated_campaign import simulate_campaign
-from tuner.offline.verdict import decide
 
 #: The paper drops longer prompts and caps answers; nearly all end at the cap.
 MAX_INPUT, MAX_OUTPUT = 24_000, 128
@@ -55,7 +54,7 @@ PAUSE_S = 0.5
 _CODE = (
     *(Path(module.__file__ or "").parent for module in (tuner.campaign, tuner.offline, tuner.optimizers)),
     *(Path(module.__file__ or "") for module in (tuner.objective, tuner.space, fleets, traffic)),
-    *(Path(module.__file__ or "") for module in (estimate, judge, log_filter)), Path(__file__),
+    Path(whatif.__file__ or ""), Path(__file__),
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from experiments.audit import IndexedPolicy
 from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import UnknownPolicy
-from gorgo.lab.sim.kv_events.reports import CacheReports
+from gorgo.lab.sim.kv_events import CacheReports
 from gorgo.lab.simulate.run import policy_of
 from gorgo.policies.learned.base import LearnedPolicy
 

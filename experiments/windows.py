@@ -21,18 +21,16 @@ from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.interface import Policy
 from gorgo.lab.datasets import Shape, generate_requests
-from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.results import ResultRow, load_text
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet
+from gorgo.lab.sim.fleet import SimFleet, fleet_of, limits_of, with_accurate_priors, with_queue_for_all
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.compare import Figure, best_of_rows, geometric_mean, ratio_of
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.simulate.run import policy_of
 from gorgo.lab.traces import TraceFilters
+from gorgo.policies.registry import OURS, PAPER
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.simulated_campaign import simulate_campaign
 

@@ -33,7 +33,6 @@ COMPILED = (
     "gorgo/policies/**/*.py",
     "gorgo/lab/sim/*.py",
     "gorgo/lab/sim/engine/**/*.py",
-    "gorgo/lab/sim/kv_events/*.py",
 )
 
 #: With `--live` these too: what runs once per request or event.
@@ -81,6 +80,8 @@ EXCLUDED = {
     "gorgo/core/limits.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/engine/profiles.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/records.py": "the record of a live replay, which stays Python, inherits from one of them",
+    "gorgo/lab/sim/faults.py": "a protocol for isinstance",
+    "gorgo/lab/sim/scenarios.py": "reads files, once per run",
     "gorgo/lab/sim/fleet.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/pinned.py": "a protocol for isinstance",
     "gorgo/lab/sim/network.py": "frozen dataclasses that go to other processes",

@@ -10,11 +10,11 @@ import pytest
 
 from gorgo.config.load import load_config
 from gorgo.core.latency import prefill
+from gorgo.lab import demo
 from gorgo.lab.datasets import load_requests
-from gorgo.lab.demo import run
-from gorgo.lab.demo.run import DEMO_LAYOUT, FleetLayout
+from gorgo.lab.demo import DEMO_LAYOUT, FleetLayout
 from gorgo.lab.results import ResultRow, Spread
-from gorgo.lab.simulate.fleet import fleet_of
+from gorgo.lab.sim.fleet import fleet_of
 from gorgo.policies.registry import POLICIES as REGISTERED
 from tests.bench.herd import _HEADER, LAYOUT, POLICIES, SESSIONS, SPEED, TRACE, cells_of
 from tests.bench.overload_lateness import WAYS, line, one, ratio
@@ -31,7 +31,7 @@ def test_a_layout_is_a_fleet_that_the_proxy_and_the_engines_read(
     tmp_path: Path, layout: FleetLayout, replicas: int, tokens_per_s: float | None
 ) -> None:
     path = tmp_path / "regions.yaml"
-    run.write_config(
+    demo.write_config(
         path,
         "lmetric",
         3,

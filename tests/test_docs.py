@@ -22,14 +22,14 @@ from gorgo.config.load import load_config
 from gorgo.config.model import Config
 from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy.weights import Weights
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.replay_client import ReplayRecord
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.faults.scenarios import SCENARIOS
+from gorgo.lab.sim.scenarios import SCENARIOS
 from gorgo.live.admin.app import Admin
 from gorgo.live.http.headers import SESSION_HEADERS
 from gorgo.live.request.parse import INFERENCE_ROUTES
 from gorgo.live.request_options import SLO_HEADERS
-from gorgo.live.telemetry.metrics import METRICS
+from gorgo.live.telemetry.metric_table import METRICS
 from gorgo.policies.registry import POLICIES
 from gorgo.proxy.server import data_app
 from tests.cli.test_processes import fleet, output
@@ -299,6 +299,37 @@ def test_files_that_pages_name_exist() -> None:
     assert len(named) >= 50
 
 
+def bare_tables(text: str) -> Iterator[int]:
+    """Yield the line of each table without a sentence above or below; marks of figures are looked through."""
+    lines = re.sub(r"^```.*?^```$", _blank, text, flags=re.MULTILINE | re.DOTALL).splitlines()
+    around = [line for line in enumerate(lines, start=1) if line[1].strip() and not line[1].startswith("<!--")]
+    kinds = [
+        "table" if line.startswith("|") else "heading" if line.startswith(("#", "```")) else "" for _, line in around
+    ]
+    for place, (number, _) in enumerate(around):
+        before, after = kinds[place - 1] if place else "heading", (*kinds, "heading")[place + 1]
+        begins = before != "table" or number - around[place - 1][0] > 1
+        ends = after != "table" or around[place + 1][0] - number > 1
+        if kinds[place] == "table" and ((begins and before) or (ends and after)):
+            yield number
+
+
+def _blank(found: re.Match[str]) -> str:
+    return "```" + "\n" * found[0].count("\n")
+
+
+def test_a_table_stands_between_two_sentences() -> None:
+    pages = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
+    assert [f"{page.relative_to(ROOT)}:{line}" for page in pages for line in bare_tables(page.read_text())] == []
+
+
+def test_a_table_below_a_heading_or_above_one_is_found() -> None:
+    table = "| a |\n|---|\n| b |\n"
+    assert list(bare_tables(f"Text.\n\n<!-- figures: c -->\n{table}<!-- /figures -->\n\nText.\n")) == []
+    assert list(bare_tables(f"# d\n\n{table}\nText.\n")) == [3]
+    assert list(bare_tables(f"Text.\n\n{table}\n{table}")) == [5, 7, 9]
+
+
 def test_every_page_is_in_the_index_of_the_documentation() -> None:
     index = (ROOT / "docs/README.md").read_text()
     assert [page.name for page in PAGES[1:] if page.name != "README.md" and f"]({page.name})" not in index] == []
@@ -310,6 +341,26 @@ def test_the_readme_counts_the_missed_targets_of_the_page_of_results() -> None:
     missed = sum("| missed" in line for line in table.splitlines())
     words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
     assert f"{words[missed]} {'is' if missed == 1 else 'are'} missed" in readme
+
+
+def visible_words(text: str) -> list[str]:
+    """Return what a reader of the page reads: tables, commands of a line and the text of links and pictures count.
+
+    Fenced blocks, comments, the targets of links and what has neither letter nor digit nor `%` do not.
+    """
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", text).replace("<br>", " ")
+    return [word for word in text.split() if re.search(r"[\w%]", word)]
+
+
+def test_words_of_a_page_are_counted_without_marks_targets_and_fences() -> None:
+    table = "<!-- figures: a -->\n| b | 5 %<br>c |\n|---|---|\n"
+    page = f"## A [link](https://example.org)\n\n{table}\n```sh\nd e\n```\n\n    make f\n"
+    assert visible_words(page) == ["A", "[link]", "b", "5", "%", "c", "make", "f"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(visible_words((ROOT / "README.md").read_text())) <= 900
 
 
 def test_the_page_for_users_of_other_routers_names_what_they_ask_for_and_this_project_has() -> None:

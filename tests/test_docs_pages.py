@@ -56,7 +56,7 @@ from tests.policies.pages import (
     unknown_is_the_worst_known,
     write,
 )
-from tests.tuner.optimizers import test_contract as optimizer_contract
+from tests.tuner import test_optimizers as optimizer_contract
 from tuner.optimizers import registry as optimizers
 from tuner.optimizers.registry import make_optimizer
 from tuner.space import LogBox
@@ -387,7 +387,7 @@ def test_the_engine_of_the_page_may_be_named_in_regions_yaml() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_the_optimizer_of_the_page_keeps_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = type(make_optimizer("coordinate", optimizer_contract.BOX, {}, np.random.default_rng(0)))
+    kind = type(make_optimizer("coordinate", optimizer_contract.PAPER_BOX, {}, np.random.default_rng(0)))
     monkeypatch.setitem(optimizers.OPTIMIZERS, "coordinate", kind)
     assert held_to(optimizer_contract, "coordinate") >= 12
 

@@ -1,4 +1,4 @@
-"""Docstrings and comments: names in back-ticks exist, and each example is collected as a test."""
+"""Docstrings, comments and pages: names in back-ticks exist, and each example is collected as a test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sources import parsed
 # programs is in `OTHERS`.
 
 
-FOLDERS = ("gorgo", "tuner")
+FOLDERS = ("gorgo", "tuner", "experiments")
 _TICKS = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _COMMENT = re.compile(r"^\s*#.*|(?<=  )# .*", re.MULTILINE)
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -47,7 +47,9 @@ OTHERS = {
     "PyTorch": {"clip_grad_norm_", "ExponentialLR"},
     "Hugging Face": {"transformers", "bos_token", "eos_token", "tokenizer.json", "tokenizer_config.json",
                      "chat_template.jinja"},
-    "vLLM": {"max_num_batched_tokens", "scheduler_reserve_full_isl"},
+    "vLLM": {"max_num_batched_tokens", "scheduler_reserve_full_isl", "prefix_cache_hits"},
+    "llm-d": {"num_groups", "num_prompts_per_group"},
+    "NVIDIA Dynamo": {"aisimulate"},
     "SGLang": {"cuda_graph_max_bs"},
     "ASGI": {"http.response.start"},
     "the code of the GORGO papers": {"GaussianESTuner", "route_least_load", "route_least_request",
@@ -243,7 +245,7 @@ def _dependencies() -> frozenset[str]:
 
 @cache
 def _files() -> frozenset[str]:
-    folders = (*FOLDERS, "tests", "docs", "datasets", "packaging", "examples")
+    folders = (*FOLDERS, "tests", "docs", "datasets", "packaging", "examples", "terraform")
     found = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
     return frozenset(path.relative_to(ROOT).as_posix() for path in [*found, *ROOT.glob("*.*")])
 
@@ -289,12 +291,55 @@ def test_a_name_that_nothing_has_is_found(stale: str) -> None:
     assert unresolved(project) == [f"gorgo/core/naming.py: `{stale}`"]
 
 
+def _packages() -> list[str]:
+    return sorted(path.parent.name for path in (ROOT / "gorgo").glob("*/__init__.py"))
+
+
+#: Pages that name modules. The changes are history, which names what is gone.
+PAGES = [
+    *(ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(path for folder in ("datasets", "examples", "packaging", "terraform") for path in (ROOT / folder).rglob("*.md")),
+]
+#: A module or an object in one, by its dotted name; the first word is a folder of the code.
+_OF_OURS = re.compile(rf"(?:{'|'.join(['gorgo', 'tuner', 'experiments', *_packages()])})(?:\.[A-Za-z_]\w*)+")
+#: Values of the Helm chart, whose first word is that of a folder too.
+_OF_THE_CHART = {"tuner.args", "tuner.history.secret"}
+
+
+def unresolved_on_page(text: str, project: Project) -> list[str]:
+    """Return the files of Python and the dotted names of a page that nothing has."""
+    return [name for name in _TICKS.findall(text) if not _exists_for_a_page(name.removesuffix("()"), project)]
+
+
+def _exists_for_a_page(name: str, project: Project) -> bool:
+    if _PATH.fullmatch(name) and name.endswith(".py"):
+        return _is_file(name)
+    if not _OF_OURS.fullmatch(name) or name in _OF_THE_CHART:
+        return True
+    is_key = all(part in project.config_keys for part in name.split("."))
+    return is_key or name in project.public or _is_file(name) or _in_own_module(name, project)
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    project = _project()
+    found = [(path, name) for path in PAGES for name in unresolved_on_page(path.read_text(), project)]
+    assert [f"{path.relative_to(ROOT)}: `{name}`" for path, name in found] == []
+
+
+def test_a_module_of_a_page_that_is_gone_is_found() -> None:
+    text = (
+        "`gone.py`, `core.latency.gone`, `gorgo.gone()` beside `core/router.py`, `core.latency.ttft` and `proxy.policy`"
+    )
+    assert unresolved_on_page(text, _project()) == ["gone.py", "core.latency.gone", "gorgo.gone()"]
+
+
 #: A file of tests as prose names it, with or without back-ticks; not a pattern.
 _TEST_FILE = re.compile(r"(?<![\w*])(?:[\w/]+/)?test_\w+\.py\b")
 
 
 def test_every_file_of_tests_that_a_comment_names_exists() -> None:
-    folders = (*FOLDERS, "tests", "experiments", "packaging")
+    folders = (*FOLDERS, "tests", "packaging")
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     assert [
         f"{path.relative_to(ROOT)}: {name}"

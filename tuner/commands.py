@@ -106,8 +106,7 @@ class OfflineFound:
 
 def offline_options(*, fleet_file: Path | None, **options: Any) -> OfflineOptions:
     """Return the options of a recorded window; `fleet_file` is a saved answer of `GET /admin/fleet`."""
-    from tuner.offline.calibration import read_fleet
-    from tuner.offline.composition import OfflineOptions
+    from tuner.offline.composition import OfflineOptions, read_fleet
 
     learned = None if fleet_file is None else (read_fleet(fleet_file), str(fleet_file))
     return OfflineOptions(learned=learned, **options)

@@ -40,14 +40,13 @@ from experiments.windows import PolicyTask, Workload
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.errors import GorgoError
 from gorgo.lab.datasets import load_requests
-from gorgo.lab.demo.options import OURS
 from gorgo.lab.results import load_text
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.network import Link
 from gorgo.lab.simulate.compare import ratio_of
 from gorgo.policies.baselines import RoundRobin
+from gorgo.policies.registry import OURS
 
 NAME, TITLE = "dynamo", "NVIDIA Dynamo's simulator beside this one"
 TITLES: Mapping[str, str] = {"dynamo": "Figures of this simulator over those of Dynamo's offline replay"}

@@ -25,14 +25,14 @@ from experiments.published import Claim, Published, Source
 from experiments.runner import Runner, Runs
 from experiments.tables import TableSection
 from experiments.windows import LEARNED, ONLINE, PolicyTask, Workload
-from gorgo.lab.demo.options import OURS, PAPER, RANDOM
 from gorgo.lab.rank import spearman
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.lab.sim.faults.scenarios import OTHER_PROFILE
-from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.fleet import QWEN_L40S
+from gorgo.lab.sim.scenarios import OTHER_PROFILE
 from gorgo.lab.simulate.compare import Ratio
 from gorgo.lab.traces import TraceFilters
+from gorgo.policies.registry import OURS, PAPER, RANDOM
 
 NAME, TITLE = "gorgo", "GORGO"
 #: Most requests that the authors' load client has open over all replicas; the time that others wait is not measured.

@@ -27,10 +27,10 @@ from experiments.tables import ClaimVerdict, sections
 from experiments.tuning import Search, TuningTask, Windows
 from experiments.windows import SHORT_SIGHTED, RatioTarget, Workload, targets_of
 from gorgo.lab.datasets import AgentsShape, HerdShape
-from gorgo.lab.demo.options import PAPER
 from gorgo.lab.results import load_text
 from gorgo.lab.simulate import FLOOR, PINNED
 from gorgo.lab.simulate.compare import ratio_of
+from gorgo.policies.registry import PAPER
 
 NAME, TITLE = "herd", "this project's claims about sessions that share a system prompt"
 TITLES: Mapping[str, str] = {

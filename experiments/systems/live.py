@@ -51,13 +51,13 @@ from experiments.systems.live_engines import (
 from experiments.tables import TableSection, number
 from gorgo.errors import GorgoError
 from gorgo.lab.datasets import HerdShape, generate_requests, load_requests
-from gorgo.lab.demo.options import OURS
-from gorgo.lab.demo.run import MODEL, UNKNOWN_URL, FleetLayout, write_config
-from gorgo.lab.replay import ReplayOptions, replay
-from gorgo.lab.replay.summary import Tally
+from gorgo.lab.demo import MODEL, UNKNOWN_URL, FleetLayout, write_config
+from gorgo.lab.replay import replay
+from gorgo.lab.replay_client import ReplayOptions, Tally
 from gorgo.lab.results import ResultRow
 from gorgo.lab.termination import termination_as_interrupt
 from gorgo.lab.traces import TraceFilters, TraceRequest
+from gorgo.policies.registry import OURS
 from tests.bench.behind_envoy import targets as envoy
 from tests.bench.relay import measure
 from tests.bench.relay.targets import Launch, Place, UnavailableError, nginx, sglang_router, start, stop

@@ -22,9 +22,9 @@ import httpx
 from experiments.systems.dynamo import PROFILE, dynamo_environment, engine_of, write_table
 from gorgo.engines.exposition import read_gauges
 from gorgo.errors import GorgoError
-from gorgo.lab.demo.options import OURS
-from gorgo.lab.demo.run import MODEL, UNKNOWN_URL, FleetLayout, Processes, start_engines, write_config
+from gorgo.lab.demo import MODEL, UNKNOWN_URL, FleetLayout, Processes, start_engines, write_config
 from gorgo.lab.sim.engine.profiles import find_profile
+from gorgo.policies.registry import OURS
 from tests.ports import free_port
 from tests.system.environments import vllm_environment
 from tests.system.tiny_checkpoint import SHAPE, make_tiny_checkpoint

@@ -19,7 +19,7 @@ from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, router
 from experiments.runner import Runner
 from experiments.traffic import Phase, PhasedTraffic
 from gorgo.lab.datasets import GroupsShape
-from gorgo.lab.sim.kv_events.reports import CacheReports
+from gorgo.lab.sim.kv_events import CacheReports
 
 NAME, TITLE = "llm-d", "llm-d predicted latency"
 PREDICTED = "predicted-latency"

@@ -26,14 +26,13 @@ from experiments.systems.policies import report_on
 from experiments.windows import RatioTarget, Workload, drawn, targets_of
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.lab.datasets import Shape, read_shape, shapes
-from gorgo.lab.demo.options import OURS, PAPER
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm, find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.lower_bound import cached_tokens, prefill_s
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.traces import TraceFilters
+from gorgo.policies.registry import OURS, PAPER
 
 NAME, TITLE = "perturbed", "settings that nobody tuned on"
 TITLES: Mapping[str, str] = {

@@ -13,8 +13,8 @@ from experiments.grid import Grid, SystemReport
 from experiments.runner import Runner
 from experiments.systems.policies import report_on
 from experiments.windows import CHANGED, RatioTarget, Workload
-from gorgo.lab.demo.options import OURS
 from gorgo.lab.traces import TraceFilters
+from gorgo.policies.registry import OURS
 
 NAME, TITLE = "plateau", "whether the defaults of gorgo-ms are good where they were not chosen"
 TITLES: Mapping[str, str] = {

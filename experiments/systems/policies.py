@@ -20,11 +20,11 @@ from experiments.grid import Grid, SystemReport
 from experiments.runner import Runner, Runs
 from experiments.tables import TableSection, number, sections
 from experiments.windows import LEARNED, SHORT_SIGHTED, PolicyTask, RatioTarget, Workload, targets_of
-from gorgo.lab.demo.options import ALL_READINGS, BASELINES, OURS, PAPER, RANDOM
 from gorgo.lab.results import ResultRow
 from gorgo.lab.simulate import ORACLE
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.traces import TraceFilters
+from gorgo.policies.registry import ALL_READINGS, BASELINES, OURS, PAPER, RANDOM
 
 NAME, TITLE = "policies", "this project's claims about its policies"
 #: By group of targets.

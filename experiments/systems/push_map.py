@@ -20,8 +20,8 @@ from experiments.runner import Runner, Runs
 from experiments.systems.policies import ENGINE_FILTERS, ENGINE_FLEETS, ENGINE_SHAPES
 from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
 from gorgo.lab.datasets import own_block_tokens
-from gorgo.lab.sim.faults.kinds import BadReports, RouterRestart
-from gorgo.lab.sim.kv_events.path import PathFaults
+from gorgo.lab.sim.faults import BadReports, RouterRestart
+from gorgo.lab.sim.kv_events import PathFaults
 from gorgo.lab.simulate.compare import Ratio
 
 NAME, TITLE = "push-map", "push-based cache map"

@@ -14,8 +14,8 @@ from experiments.simulated import REPLACED_SLICES, SimTask, TaskRun
 from experiments.tables import TableSection
 from experiments.traffic import ChatTraffic
 from experiments.variants import Variant
-from gorgo.lab.sim.named_fleets import find_fleet
-from gorgo.lab.sim.routers.group import SHARINGS, RouterGroup, Sharing
+from gorgo.lab.sim.fleet import find_fleet
+from gorgo.lab.sim.routers import SHARINGS, RouterGroup, Sharing
 from gorgo.lab.traces import TraceFilters
 
 NAME, TITLE = "routers", "several routers"

@@ -18,10 +18,10 @@ from experiments.runner import Experiment, Runner, Runs
 from experiments.tables import HEADER_END, ClaimVerdict, sections
 from experiments.tuning import STRIDE, Search, TuningTask, Windows
 from experiments.windows import PROTOCOL
-from gorgo.lab.demo.options import BASELINES
 from gorgo.lab.results import load_text
 from gorgo.lab.simulate.compare import Ratio, geometric_mean, ratio_of
 from gorgo.lab.simulate.job import STEADY
+from gorgo.policies.registry import BASELINES
 from tuner.offline.search import RunScore
 
 NAME, TITLE = "tuner", "this project's claims about its tuner"

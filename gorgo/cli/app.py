@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: when it is called, and all of them for the help.
 _COMMANDS = {
     "serve": "serve:serve",
-    "picker": "picker:picker",
+    "picker": "serve:picker",
     "engine": "engine:engine",
     "replay": "measure.replay:replay",
     "simulate": "measure.simulate:simulate",

@@ -12,7 +12,7 @@ from gorgo.cli import options
 if TYPE_CHECKING:
     from gorgo.config.fleet import ReplicaConfig
     from gorgo.config.model import Config
-    from gorgo.lab.engine_server.push import PushTarget
+    from gorgo.lab.engine_server.cache_reports import PushTarget
     from gorgo.lab.sim.engine.profiles import EngineProfile
 
 
@@ -55,7 +55,7 @@ def engine(
     from gorgo.cli.app import run_until_stopped
     from gorgo.config.load import load_config
     from gorgo.lab.engine_server import run_engine
-    from gorgo.lab.simulate.fleet import profile_of
+    from gorgo.lab.sim.fleet import profile_of
 
     loaded = load_config(config)
     spec = _replica(loaded, replica, source=config)
@@ -130,7 +130,7 @@ def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarge
 
     from gorgo.config.values import checked_url
     from gorgo.errors import ConfigError
-    from gorgo.lab.engine_server.push import PushTarget
+    from gorgo.lab.engine_server.cache_reports import PushTarget
     from gorgo.live.replica_secrets import push_token
 
     try:

@@ -230,7 +230,7 @@ def tune(
 
 def _log_filter(path: Path) -> Callable[[str], Callable[[Mapping[str, float], Mapping[str, float]], str | None]]:
     """Return what makes the filter of a log by the tuned policy's name; the laboratory is loaded with it alone."""
-    from gorgo.lab.whatif.log_filter import LogFilter
+    from gorgo.lab.whatif import LogFilter
 
     return partial(LogFilter.of, path)
 
@@ -352,8 +352,7 @@ def tune_offline(
     from gorgo.cli.policies import compose_policy
     from gorgo.config.load import load_config
     from gorgo.lab.request_log import skipped_lines
-    from gorgo.lab.sim.named_fleets import FLEETS
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
+    from gorgo.lab.sim.fleet import FLEETS, chosen_fleet, limits_of
     from tuner.commands import offline_options, rehearse_offline, search_offline
 
     named = fleet if fleet in FLEETS else None

@@ -221,8 +221,7 @@ def _profile(document: Document) -> Iterator[Problem]:
     if not named:
         return
     # Of the laboratory, which a proxy without `simulation` does not load.
-    from gorgo.lab.profile_file import is_profile_file, read_profile
-    from gorgo.lab.sim.engine.profiles import PROFILES
+    from gorgo.lab.sim.engine.profiles import PROFILES, is_profile_file, read_profile
 
     for path, name in named.items():
         if not isinstance(name, str) or name in PROFILES:

@@ -499,10 +499,8 @@ def _bare(kind: Any) -> Any:
     return kind
 
 
-# Old keys of regions.yaml: the new key of each, or the reason for its removal.
-#
-# Owns the table. The error for an old key names the new one, so that an old file can be corrected from the error
-# alone. No old key is read.
+# Old keys of regions.yaml: the new key of each, or the reason for its removal. The error for an old key names the new
+# one, so that an old file can be corrected from the error alone. No old key is read.
 
 
 _EVERY_REGION = "set for all regions in limits"

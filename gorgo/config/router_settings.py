@@ -17,7 +17,7 @@ from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.policy.interface import USUAL_SCRAPE_S
 from gorgo.core.scaling import ScalingLimits
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 
 #: Hedges in five minutes however few requests there were: as many as one hung replica has of them at little traffic.
 HEDGES_AT_LEAST = 10

@@ -26,8 +26,7 @@ from gorgo.core.dispatch.hedging import Hedger
 from gorgo.core.dispatch.in_flight import InFlightTable, PoisonPrompts, RequestState
 from gorgo.core.dispatch.lifecycle import SERVED_ELSEWHERE, RequestLifecycle
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
-from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.region_outage import RegionOutages
+from gorgo.core.fleet.fleet import Fleet, RegionOutages
 from gorgo.core.fleet.replica import HealthState, Replica, ReplicaSpec
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import ClientQuotas, RouterLimits

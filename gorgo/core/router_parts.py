@@ -17,8 +17,7 @@ from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, PoisonPrompt, PoisonPrompts
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
-from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.region_outage import RegionOutages
+from gorgo.core.fleet.fleet import Fleet, RegionOutages
 from gorgo.core.fleet.replica import Columns, HealthState, Replica, ReplicaSpec, one_way_s, record_connection
 from gorgo.core.fleet.request_filter import RequestFilter, SlowStart
 from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica

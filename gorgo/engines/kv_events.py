@@ -153,10 +153,9 @@ def is_unknown_kind(event: bytes) -> bool:
     return kind not in KNOWN_KINDS
 
 
-# Short messages of plain events, decoded at once: in a third of the time that `decode_each` takes.
-#
-# Owns the form that both engines send today: an array of maps with integer hashes and no keys beside tokens. A message
-# of any other form, or with any bad field, is none of these.
+# Short messages of plain events, decoded at once: in a third of the time that `decode_each` takes. Their form is what
+# both engines send today: an array of maps with integer hashes and no keys beside tokens. A message of any other form,
+# or with any bad field, is none of these.
 
 
 #: The engines' names for memories: one of a few takes no memory of its own. A message with another is not plain.

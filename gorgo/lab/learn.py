@@ -19,12 +19,12 @@ import numpy as np
 
 from gorgo.core.fleet.replica import accelerator_name
 from gorgo.core.record import record
-from gorgo.core.training.features import ACCELERATOR, feature_table
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.candidate_table import ACCELERATOR, feature_table
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import TraceError
 from gorgo.lab.decisions import SCHEMAS, OutcomeLines, candidates_of, chosen_at, fail_at, flag_at, number_at
-from gorgo.learning.models.residual import PRIOR
+from gorgo.learning.residual import PRIOR
 from gorgo.learning.trainer import errors, fit
 from gorgo.policies.learned.gorgo_residual import GorgoResidual
 

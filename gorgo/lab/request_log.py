@@ -27,9 +27,7 @@ from typing import Any, NoReturn
 from gorgo.core.latency.ttft import PARTS
 from gorgo.core.prompt.parse import MAX_BOUNDARIES
 from gorgo.errors import TraceError
-from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest
-from gorgo.lab.traces.load import COMPRESSED, SPAN_S_MAX
-from gorgo.lab.traces.rows import MAX_TOKENS
+from gorgo.lab.traces import BLOCK_TOKENS, COMPRESSED, MAX_TOKENS, SPAN_S_MAX, TraceFilters, TraceRequest
 
 #: Form of the log that is read here: that of `gorgo.live.logs`, which a simulation does not load.
 SCHEMA = 1

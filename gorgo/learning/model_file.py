@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from gorgo.config.atomic import write_atomically
 from gorgo.core.numeric import is_number
-from gorgo.core.training.model import Model, TargetKind
+from gorgo.core.training.learning import Model, TargetKind
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.errors import MissingExtra, ModelFileError
-from gorgo.learning.models.base import Scaler
-from gorgo.learning.models.linear import LinearModel
-from gorgo.learning.models.network import MlpModel, Perceptron, parameter_count
-from gorgo.learning.models.residual import PRIOR, EngineWaits, ResidualModel
-from gorgo.learning.models.trees import BOOSTERS, SPLIT_BOOSTERS, Trees, TreesModel, check_text
+from gorgo.learning.base import Scaler
+from gorgo.learning.linear import LinearModel
+from gorgo.learning.network import MlpModel, Perceptron, parameter_count
+from gorgo.learning.residual import PRIOR, EngineWaits, ResidualModel
+from gorgo.learning.trees import BOOSTERS, SPLIT_BOOSTERS, Trees, TreesModel, check_text
 
 # Models out of the header and the arrays of a file: each value is checked, and the first wrong one is named.
 

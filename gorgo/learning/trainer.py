@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.record import record
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.errors import ConfigError
-from gorgo.learning.models import trees
-from gorgo.learning.models.linear import fit_linear, fit_rls
-from gorgo.learning.models.network import fit_mlp
-from gorgo.learning.models.residual import fit_residual
+from gorgo.learning import trees
+from gorgo.learning.linear import fit_linear, fit_rls
+from gorgo.learning.network import fit_mlp
+from gorgo.learning.residual import fit_residual
 
 # The rows that a training uses: the newest ones, and older ones by a rule.
 #

@@ -254,8 +254,6 @@ class RouterGateway:
 
 # Coalesces the writes of a busy event loop, to clients and to replicas: those of one turn are done in the next.
 #
-# Owns when connections write, not what: a connection has its bytes from the step in which they came.
-#
 # Theory of operation. A write to a process that sleeps wakes it, which in a virtual machine takes as long as relaying
 # an event. Written as they are made, bytes come more slowly than a peer of many connections takes them, so that each
 # write finds it asleep. Queued for the next turn they wake it once, and what it sends back comes together too, so the

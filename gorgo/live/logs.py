@@ -242,9 +242,6 @@ def _place(failure: BaseException) -> dict[str, str]:
 
 
 # A log of lines, as the request log: a bounded queue that one task empties, and a bounded set of files.
-#
-# Owns the queue (`LineLog`) and the files (`LineFile`). Leaves the content of a line to its caller.
-#
 # A request never waits for the log. Lines beyond the bound are dropped, counted and logged.
 
 

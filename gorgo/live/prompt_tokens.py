@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from gorgo.live.tokens import FileTokens, ModelTokens
 
 
-# Own hashes of a prompt's token blocks, cached by part, so that a longer prompt costs its new part.
-#
-# Owns the cache. The hashes are those of `core.prefix.kv_source`.
+# Own hashes of a prompt's token blocks (`core.prefix.kv_source`), cached by part, so that a longer prompt costs its new
+# part.
 #
 # Theory of operation. A section is what a part adds to the prompt before it: the hashes of the blocks that end in it.
 # Each section has a number, and its key is the number of the section before it and the key of the part. So a number

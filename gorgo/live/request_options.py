@@ -176,9 +176,6 @@ def _prefix_len(value: bytes) -> int:
 
 # Authentication of clients by keys, of which only the SHA-256 is stored.
 #
-# Owns the list, the check, and removing the key from the headers for a replica. Leaves a client's rules to
-# `request_options`.
-#
 # Theory of operation. A key is a long random word, so its hash cannot be reversed. The hash of a client's key is
 # compared with all hashes, each in constant time, to the end of the list: the duration of a check reveals nothing.
 # Headers that repeat those of an earlier request, key included, are admitted as these were. Off by default: without a

@@ -32,7 +32,7 @@ from gorgo.live.logs import Line, LineLog, WrittenLine
 from gorgo.live.monitor.fleet_monitor import FleetMonitor
 from gorgo.live.reload.reloader import Reloader
 from gorgo.live.state import LiveState
-from gorgo.live.telemetry.merged import Family, families_of
+from gorgo.live.telemetry.metrics import Family, families_of
 from gorgo.live.workers.link import WorkerLink
 
 #: Between two passes of what has ended, s.

@@ -1,8 +1,8 @@
 """What a live process has below its front end: routing, replicas, telemetry, and the settings in force.
 
-Owns the four records, and what needs several of them: a flush, the states of caches (`CacheState`), readiness
-(`NotReady`), and the end. `build` makes them; a front end has them. A reload replaces some parts within one step of the
-loop.
+Owns the three parts (`Routing`, `Replicas`, `Telemetry`), and what needs several of them: a flush, the states of caches
+(`CacheState`), readiness (`NotReady`), and the end. `build` makes them; a front end has them. A reload replaces some
+parts within one step of the loop.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ if TYPE_CHECKING:
     from gorgo.live.telemetry.spans import Tracing
 
 
-# Readiness: whether some replica could serve a request now, and the reason for each that could not. Pure.
-#
-# Owns the rule of `/ready` and of the status page's alert. In a panic the Router also tries ejected replicas; a load
-# balancer with another proxy to choose should not.
+# Readiness, for `/ready` and the status page's alert: whether some replica could serve a request now, and the reason
+# for each that could not. In a panic the Router also tries ejected replicas; a load balancer with another proxy to
+# choose should not.
 
 
 #: Regions that may serve a model, for models with such a rule.
@@ -114,9 +113,6 @@ def _obstacle(view: ReplicaSnapshot, allowed: AllowedRegions, unreachable: bool)
 
 
 # What the proxy knows of each replica's cache, how right it was, and by which reports: for metrics, status and page.
-#
-# Owns the composition. The Router has the source in use and its errors, `kv_events` the state of the feed of KV
-# events, `cache_push` the pushes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +350,7 @@ class LiveState:
         metrics, link = self.telemetry.metrics, self.link
         if link is None:
             return metrics.exposition()
-        from gorgo.live.telemetry.merged import exposition, families_of, merged
+        from gorgo.live.telemetry.metrics import exposition, families_of, merged
 
         others = await link.question_all("metrics")
         return exposition(merged(link.leader, {link.number: families_of(metrics.registry), **others}))

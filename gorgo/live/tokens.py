@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 
 # Chat templates: messages to the text that the engine encodes.
-#
-# Owns the rendering and its bounds. Leaves the sandbox to `TemplateEnvironment`.
 
 
 #: Characters of a rendered prompt: twice the longest body that is rendered.
@@ -194,7 +192,7 @@ def _text(path: Path) -> str:
 
 # Which requests have exact tokens: the text that an engine encodes, from the fields of a body.
 #
-# Owns the list of fields. Theory of operation. Engines differ in how they put tools, calls, media and lists of parts
+# Theory of operation. Engines differ in how they put tools, calls, media and lists of parts
 # into a prompt, and many fields change it. So a body counts only with fields that are known not to, and with messages
 # of a role and a text. All others are estimated, as without a tokenizer.
 
@@ -554,7 +552,7 @@ def _overlap(one: str, other: str) -> bool:
 
 # A text to its token ids, cached by segment: a longer conversation encodes its new messages alone.
 #
-# Owns the cut and the cache. Theory of operation. A special token ends all that is encoded together, so a text may be
+# Theory of operation. A special token ends all that is encoded together, so a text may be
 # cut before each of them (`FileTokenizer.separators`). The cut is at the one that begins each message, so a segment is
 # a message. The key is a digest of the segment; the value, its ids.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 
 

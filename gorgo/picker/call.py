@@ -25,9 +25,8 @@ from gorgo.errors import closest
 from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import IDENTITY, KEYS, Header, RequestHeaders, find, upstream_headers
 from gorgo.live.logs import log_failure
-from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
 from gorgo.live.request.parse import INFERENCE_ROUTES
-from gorgo.live.request.record import record_early_refusal
+from gorgo.live.request.record import ALIVE, count_own_answer, model_list, model_row, readiness, record_early_refusal
 from gorgo.live.upstream.target import Target
 from gorgo.picker.lifetime import BODY_BYTES, PickerExchange, outcome_of_answer
 from gorgo.picker.pending import PendingRequest
@@ -223,10 +222,9 @@ def own_answer(state: PickerState, head: RequestHead, client: str | None) -> Own
     return OwnAnswer(200, model_row(state.routing, rows, unquote(path[len(_MODELS) + 1 :]), client=client))
 
 
-# The response as it passes through the call of its request, where Envoy sends it there.
-#
-# Owns what goes back: each byte once, but for the event of usage that only the picker has requested. An own Envoy
-# sends none of it, and so its client gets that event too.
+# The response as it passes through the call of its request, where Envoy sends it there. Each byte goes back once, but
+# for the event of usage that only the picker has requested. An own Envoy sends none of it, and so its client gets that
+# event too.
 
 
 class CarriedResponse:
@@ -306,7 +304,7 @@ class CarriedResponse:
 
 # The call of one request: its decision, its end, and where the gateway sends them the bytes of both bodies.
 #
-# Owns the order of answers. Two modes, which the first message says: the body of an own Envoy comes whole (BUFFERED),
+# There are two modes, which the first message says: the body of an own Envoy comes whole (BUFFERED),
 # and Envoy has it; a gateway sends it in parts and has only what is sent back (FULL_DUPLEX_STREAMED).
 #
 # Theory of operation. In both modes a request is decided once all of it has come. In the second mode nothing has been
@@ -578,9 +576,6 @@ class FirstTokenCall:
     def _end(self) -> None:
         self._ended = True
         self._output.end_call()
-
-
-__all__ = ["CallOutput", "PickerCall", "ProtocolError"]
 
 
 class _Role(Protocol):

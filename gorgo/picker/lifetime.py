@@ -187,9 +187,8 @@ class ObservedAnswer:
         return True
 
 
-# Outcomes of attempts behind Envoy: by what was seen of the answer, and by the entry of Envoy's access log.
-#
-# Owns the rules beside those of the proxy (`live.request.parse`). Nothing is retried: the client has the answer.
+# Outcomes of attempts behind Envoy: by what was seen of the answer, and by the entry of Envoy's access log. Nothing is
+# retried: the client has the answer.
 
 
 #: Longest time from the first token to the end of a stream that may have no second one: less than an engine's step, s.

@@ -39,9 +39,8 @@ from gorgo.live.request_options import RequestOptions
 from gorgo.picker.protocol.messages import RequestHead, peer_of
 from gorgo.picker.state import PickerState
 
-# A body as a request for the Router: at once where it is quick to read, else in another process.
-#
-# Owns what has to be waited for: a long body, exact tokens, and a model that no replica is known to serve.
+# A body as a request for the Router: at once where it is quick to read. A long body, exact tokens, and a model that no
+# replica is known to serve have to be waited for.
 
 
 #: Parses a body with its fields. Raises `HttpError`.
@@ -93,10 +92,9 @@ def request_without_prompt(
     )
 
 
-# The bytes of a request's body while a picker has them: their bound, and what they reserve.
-#
-# Owns when a body is reserved: one that comes in parts from its first on, and one that has come whole, as an own Envoy
-# sends it, only where it has to wait. Most are decided within the step in which they came.
+# The bytes of a request's body while a picker has them: their bound, and what they reserve. One that comes in parts is
+# reserved from its first on, and one that has come whole, as an own Envoy sends it, only where it has to wait. Most are
+# decided within the step in which they came.
 
 
 class BodyBuffer:

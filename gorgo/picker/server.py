@@ -38,10 +38,9 @@ from gorgo.picker.state import PICKER, PickerState
 from gorgo.picker.transport.server import Http2Server
 from gorgo.picker.transport.services import CallHandlers, Health, Output, TransportLimits, services
 
-# Entries of Envoy's access log: usage, the exact time of the first byte of a body, and why an answer ended.
-#
-# Owns the reading of a batch, and the words for reasons. Each entry completes the exchange whose id Envoy has in its
-# dynamic metadata; others are counted. An entry alone releases no load: Envoy loses some of them silently.
+# Entries of Envoy's access log: usage, the exact time of the first byte of a body, and why an answer ended. Each entry
+# completes the exchange whose id Envoy has in its dynamic metadata; others are counted. An entry alone releases no
+# load: Envoy loses some of them silently.
 
 
 #: Tag of an entry with the time from the request's first byte to the first of the answer's body, us.

@@ -24,10 +24,8 @@ from gorgo.live.event_loop import Clock
 from gorgo.live.state import FrontEndKind, LiveState, Replicas, Routing, Telemetry
 from gorgo.picker.protocol.messages import HeadReader
 
-# Addresses of replicas, `ip:port`, as Envoy knows them, and back to names.
-#
-# Owns the map, made anew with each change of the fleet. A replica whose URL has a name instead of an address is chosen
-# after `resolve` alone.
+# Addresses of replicas, `ip:port`, as Envoy knows them, and back to names. The map is made anew with each change of the
+# fleet. A replica whose URL has a name instead of an address is chosen after `resolve` alone.
 
 
 _PORTS = {"http": 80, "https": 443}
@@ -125,10 +123,8 @@ def _literal(host: str) -> str | None:
         return None
 
 
-# Exchanges that Envoy has open, and those that have ended and wait for their entry of the access log.
-#
-# Owns ids, both bounds of time, and the bound of their number. An exchange of which no end is heard is expired, since
-# a lost one would count as load for ever.
+# Exchanges that Envoy has open, and those that have ended and wait for their entry of the access log. One of which no
+# end is heard is expired, since it would count as load for ever.
 
 
 #: Longest wait for the entry of an ended exchange, s: Envoy sends entries every 50 ms.

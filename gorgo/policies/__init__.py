@@ -1,1 +1,1 @@
-"""Routing policies, one file each; the registry names them."""
+"""Routing policies; the registry names them."""

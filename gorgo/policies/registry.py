@@ -1,6 +1,6 @@
 """Policies by name: those of this package, and those of entry points.
 
-A new policy here is one file and one line below. Another package adds its own by an entry point in the group
+A new policy here is one class and one line below. Another package adds its own by an entry point in the group
 `gorgo.policies` with the policy's name and the class as object; it cannot replace a name of this package.
 """
 
@@ -31,13 +31,13 @@ _BUILT_IN = {
     "prefix-cache-and-load": "prefix_cache:PrefixCacheAndLoad",
     "prefix-threshold": "prefix_cache:PrefixThreshold",
     "load-prefix": "prefix_cache:LoadPrefix",
-    "mooncake": "mooncake:Mooncake",
-    "sticky-least-loaded": "sticky_least_loaded:StickyLeastLoaded",
+    "mooncake": "published:Mooncake",
+    "sticky-least-loaded": "published:StickyLeastLoaded",
     "multi-depth": "multi_depth:MultiDepth",
-    "lmetric": "lmetric:LMetric",
-    "dualmap": "dualmap:DualMap",
-    "skywalker": "skywalker:SkyWalker",
-    "preble-e2": "preble_e2:PrebleE2",
+    "lmetric": "published:LMetric",
+    "dualmap": "published:DualMap",
+    "skywalker": "published:SkyWalker",
+    "preble-e2": "published:PrebleE2",
     "lodestar": "learned.lodestar:Lodestar",
     "predicted-latency": "learned.predicted_latency:PredictedLatency",
     "gorgo-residual": "learned.gorgo_residual:GorgoResidual",
@@ -45,6 +45,24 @@ _BUILT_IN = {
     "least-request-in-flight": "least_load:LeastRequestInFlight",
     "prefix-cache-in-flight": "prefix_cache:PrefixCacheInFlight",
 }
+
+# Names that comparisons take.
+
+#: The published policy, the paper's four baselines, and chance.
+PUBLISHED: tuple[str, ...] = (
+    "gorgo",
+    "least-load",
+    "least-request",
+    "prefix-cache",
+    "simple-session-affinity",
+    "random",
+)
+OURS, PAPER, RANDOM = "gorgo-ms", "gorgo", "random"
+#: The paper's four, as its authors released them.
+BASELINES = tuple(name for name in PUBLISHED if name not in (PAPER, RANDOM))
+#: With the readings that are stronger than the released ones: no claim of this project looks better for a weaker one.
+#: (`least-load-first-token` is weaker at every load.)
+ALL_READINGS = (*BASELINES, "least-request-in-flight", "prefix-cache-in-flight")
 
 
 class _Policies(Mapping[str, type[Policy]]):

@@ -32,17 +32,24 @@ from gorgo.live.logs import log_failure
 from gorgo.live.openapi import client_document
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
 from gorgo.live.process import ProcessOptions, Ready, accept_limits, end_exchanges, run_process, serve_asgi
-from gorgo.live.request.own_answers import ALIVE, count_own_answer, model_list, model_row, readiness
 from gorgo.live.request.parse import INFERENCE_ROUTES, ParsedRequest, count_tokens, find_model, parse_request
-from gorgo.live.request.record import check_method, check_open, error_for, internal_error, record_early_refusal
+from gorgo.live.request.record import (
+    ALIVE,
+    check_method,
+    check_open,
+    count_own_answer,
+    error_for,
+    internal_error,
+    model_list,
+    model_row,
+    readiness,
+    record_early_refusal,
+)
 from gorgo.live.state import LiveState
 from gorgo.live.upstream.client import UpstreamError
 from gorgo.proxy.exchange.exchange import Exchange, Lease, NextStep
 
 # A request from its first byte to its last: read, route, attempt until a response is complete, record.
-#
-# Owns the order of these steps. Leaves the choice to the Router, a request's parts and its attempts to `exchange`, and
-# responses of the proxy's own to `ClientResponse`.
 #
 # Theory of operation: one task per exchange, the server's own. A second, small one waits for the client to disconnect
 # and cancels the first, where the listener does not call at a disconnect.

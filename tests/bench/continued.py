@@ -17,11 +17,11 @@ from joblib import Parallel, delayed
 
 from gorgo.config.load import load_config
 from gorgo.lab.datasets import load_requests
+from gorgo.lab.sim.fleet import fleet_of, limits_of
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
 from gorgo.lab.traces import TraceFilters
 from tests.bench.overload_lateness import CONFIG, TRACE
 

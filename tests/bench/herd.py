@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gorgo.lab.datasets import load_requests, shapes
-from gorgo.lab.demo.run import MODEL, FleetLayout, running_fleet
-from gorgo.lab.replay import ReplayOptions, replay
+from gorgo.lab.demo import MODEL, FleetLayout, running_fleet
+from gorgo.lab.replay import replay
+from gorgo.lab.replay_client import ReplayOptions
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.engine.profiles import find_profile
 from gorgo.lab.traces import TraceFilters

@@ -21,7 +21,7 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.core.training.model import Model
+from gorgo.core.training.learning import Model
 from gorgo.learning.trainer import fit
 from tests.bench.router_submit import BODY_BYTES, PROMPT_TOKENS, filled_router, hashed_requests
 

@@ -21,8 +21,8 @@ from gorgo.config.load import load_config
 from gorgo.core.fleet import request_filter
 from gorgo.core.latency import prefill, ttft
 from gorgo.core.limits import HedgeLimits
+from gorgo.lab.sim.fleet import fleet_of, limits_of
 from gorgo.lab.simulate import SimJob, SimulatedRun, run_once
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies import gorgo_ms
 

@@ -23,16 +23,17 @@ from gorgo.config.load import load_config
 from gorgo.config.router_settings import router_limits
 from gorgo.config.values import BLOCK_BYTES
 from gorgo.lab.datasets import load_requests
-from gorgo.lab.demo.run import MODEL, running_fleet
-from gorgo.lab.replay import ReplayOptions, replay
+from gorgo.lab.demo import MODEL, running_fleet
+from gorgo.lab.prompt_text import BYTES_PER_TOKEN
+from gorgo.lab.replay import replay
+from gorgo.lab.replay_client import ReplayOptions
 from gorgo.lab.results import ResultRow
+from gorgo.lab.sim.fleet import fleet_of
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.simulate.feed import fingerprinted
-from gorgo.lab.simulate.fleet import fleet_of
 from gorgo.lab.simulate.job import SimJob
-from gorgo.lab.simulate.rows import simulated_run
+from gorgo.lab.simulate.run import simulated_run
 from gorgo.lab.traces import TraceFilters, TraceRequest
-from gorgo.lab.traces.text import BYTES_PER_TOKEN
 from gorgo.policies.registry import make_policy
 
 TRACE, REQUESTS, TIME_SCALE, POLICY = "art-chat-apr5", 600, 1.25, "gorgo-ms"

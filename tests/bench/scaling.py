@@ -28,12 +28,11 @@ from gorgo.core.scaling import ScalingLimits
 from gorgo.lab.datasets import GroupsShape
 from gorgo.lab.datasets.catalogue import generate_requests
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.simulate.rows import rare_collections
+from gorgo.lab.simulate.run import rare_collections
 from tests.lab.simulate.elastic import (
     DAY_S,
     ElasticRun,

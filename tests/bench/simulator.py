@@ -12,9 +12,7 @@ from statistics import median
 
 from gorgo.cli.options import REGIONS_YAML
 from gorgo.config.load import load_config
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
+from gorgo.lab.sim.fleet import SimFleet, fleet_of, limits_of, with_accurate_priors
 from gorgo.lab.simulate.job import SimJob
 from gorgo.lab.simulate.run import run_once
 from gorgo.lab.traces import TraceFilters

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
-from gorgo.learning.models import trees
+from gorgo.learning import trees
 from gorgo.learning.trainer import RING_ROWS, STRATA, Trainer, fit
 from tests.learning.outcomes import training_rows
 

@@ -22,12 +22,11 @@ from gorgo.core.router import Router
 from gorgo.core.training.learning import RecordedOutcome
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.decisions import LoggedDecision, decision_of
-from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.sim.fleet import find_fleet
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.whatif.estimate import EstimatedChange, Estimator
-from gorgo.lab.whatif.judge import JudgedLog
+from gorgo.lab.whatif import EstimatedChange, Estimator, JudgedLog
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.registry import make_policy
 

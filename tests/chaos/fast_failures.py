@@ -26,7 +26,7 @@ from time import monotonic
 
 import yaml
 
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from tests.chaos.failing import FastFailure
 from tests.chaos.gate import HOST, Gate
 from tests.chaos.load import Load, Note

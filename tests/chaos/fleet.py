@@ -17,7 +17,7 @@ import httpx
 import yaml
 
 from gorgo.config.load import parse_config
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from gorgo.live.state import INTERNAL_VARIABLE
 from gorgo.picker.envoy import envoy_config
 from tests.chaos.gate import HOST, Gate

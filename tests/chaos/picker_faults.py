@@ -31,7 +31,7 @@ import aiohttp
 import yaml
 
 from gorgo.config.load import parse_config
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from gorgo.picker.envoy import envoy_config
 from tests.picker.envoy.envoy import PROGRAM
 from tests.ports import free_ports

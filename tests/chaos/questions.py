@@ -20,8 +20,8 @@ from gorgo.core.prompt.parse import read_prompt
 from gorgo.lab.datasets.catalogue import generate_requests
 from gorgo.lab.datasets.shape import UsersShape
 from gorgo.lab.engine_server.job import CHAT, COMPLETIONS, GENERATE
-from gorgo.lab.engine_server.text import Tape
-from gorgo.lab.traces import request_text
+from gorgo.lab.engine_server.streams import Tape
+from gorgo.lab.prompt_text import request_text
 
 MODEL = "gorgo-sim"
 #: Route, streamed, share.

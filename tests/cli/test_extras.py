@@ -27,7 +27,7 @@ from gorgo.policies.registry import make_policy
 from tests.cli.test_processes import TOKEN, running
 from tests.core.routers import specs
 from tests.lab.sim.fleets import three_regions
-from tests.live.kv_events.extra import needs_zmq
+from tests.live.kv_events.feeding import needs_zmq
 
 # --- What a start loads: neither the laboratory, nor what no key of the configuration asks for.
 
@@ -42,7 +42,7 @@ MOST = 230
 LABORATORY = ("gorgo.lab", "gorgo.lab.sim", "tuner")
 UNCONFIGURED = (
     *("gorgo.learning", "gorgo.live.training", "gorgo.live.tokens", "gorgo.live.kv_events", "gorgo.live.peer_store"),
-    *("gorgo.policies.learned", "gorgo.policies.sticky", "gorgo.live.fleet_sources.kubernetes"),
+    *("gorgo.policies.learned", "gorgo.policies.published", "gorgo.live.fleet_sources.kubernetes"),
     *("zmq", "redis", "tokenizers", "lightgbm", "dns", "opentelemetry", "sqlalchemy", "cma", "joblib", "aiohttp"),
     *("rich", "pygments", "click"),  # of httpx's own command line
 )
@@ -215,7 +215,7 @@ SAID = "boosted trees need the extra: pip install 'gorgo-router[learned]'"
 
 @pytest.fixture
 def _without_lightgbm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.learning.models.trees.find_spec", lambda _: None)
+    monkeypatch.setattr("gorgo.learning.trees.find_spec", lambda _: None)
 
 
 @pytest.mark.usefixtures("_without_lightgbm")

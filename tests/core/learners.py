@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, choose_min_cost
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.core.training.features import feature_table
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.candidate_table import feature_table
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 
 NAMES = ("uncached_tokens", "rtt_s", "in_flight_requests")

@@ -11,8 +11,7 @@ from gorgo.core.admission import AdmissionController
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
 from gorgo.core.dispatch.prefix_updates import CacheAccuracy, PrefixUpdater
-from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.region_outage import RegionOutages
+from gorgo.core.fleet.fleet import Fleet, RegionOutages
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import RouterLimits

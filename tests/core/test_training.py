@@ -17,7 +17,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.core.training.features import FEATURES, GROUP_BLOCKS, feature_table, prefix_group
+from gorgo.core.training.candidate_table import FEATURES, GROUP_BLOCKS, feature_table, prefix_group
 from gorgo.core.training.learning import Learner
 from gorgo.core.training.outcomes import OutcomeRing, OutcomeRow, TrainingRows
 from gorgo.errors import ConfigError

@@ -32,11 +32,11 @@ from experiments.tables import ClaimVerdict, as_markdown
 from experiments.tuning import Search, TuningRun, TuningTask, Windows
 from experiments.windows import SHORT_SIGHTED, WEIGHTED, RatioTarget, Workload
 from gorgo.core.policy.weights import Weights
-from gorgo.lab.demo.options import ALL_READINGS, BASELINES
-from gorgo.lab.sim.faults.scenarios import find_scenario
-from gorgo.lab.sim.named_fleets import find_fleet
+from gorgo.lab.sim.fleet import find_fleet
+from gorgo.lab.sim.scenarios import find_scenario
 from gorgo.lab.simulate.run import policy_of
 from gorgo.lab.traces import TraceFilters
+from gorgo.policies.registry import ALL_READINGS, BASELINES
 from tests.figures.tuning import tuning_log
 from tests.figures.wording import plain
 from tuner.offline.search import RunScore

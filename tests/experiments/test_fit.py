@@ -27,7 +27,7 @@ from experiments.runner import Runner
 from experiments.simulated import TaskRun
 from experiments.systems.gorgo_paper import FITTED_ON, RHO_MIN, WINDOWS, Stats
 from experiments.windows import PolicyTask
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.lab.results import Spread
 from gorgo.lab.sim.engine.profiles import FLAGS, find_profile

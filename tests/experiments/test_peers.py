@@ -25,7 +25,7 @@ from experiments.systems.policies import RIVALS, all_targets
 from experiments.windows import PolicyTask, Workload, drawn
 from gorgo.config.load import load_config
 from gorgo.errors import GorgoError
-from gorgo.lab.replay.bodies import body_of
+from gorgo.lab.prompt_text import body_of
 from gorgo.lab.sim.engine.profiles import PROFILES
 from gorgo.lab.simulate.run import policy_of
 from gorgo.lab.traces import TraceFilters, TraceRequest

@@ -37,14 +37,14 @@ from experiments.systems.gorgo_paper import (
 from experiments.systems.policies import HEADER, mean_cells
 from experiments.tables import UNSURE, ClaimVerdict, TableSection, as_markdown, sections, with_interval
 from experiments.windows import ONLINE, PolicyTask, Workload
-from gorgo.lab.demo.options import RANDOM
 from gorgo.lab.results import Spread
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.faults.scenarios import OTHER_PROFILE
-from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.fleet import QWEN_L40S
+from gorgo.lab.sim.scenarios import OTHER_PROFILE
 from gorgo.lab.simulate.compare import Ratio
 from gorgo.lab.simulate.run import run_once
 from gorgo.lab.traces import TraceFilters
+from gorgo.policies.registry import RANDOM
 from tests.experiments.rows import row
 
 # --- Published figures: every one has its place in a source, and verdicts on what the simulation gives.

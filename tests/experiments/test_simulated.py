@@ -20,12 +20,12 @@ from experiments.tables import ClaimVerdict
 from experiments.variants import VARIANTS, Variant, find_variant
 from experiments.windows import LEARNED, PolicyTask, RatioTarget, Workload
 from gorgo.errors import UnknownPolicy
-from gorgo.lab.demo.options import BASELINES
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.named_fleets import FLEETS, QWEN_L40S, find_fleet
+from gorgo.lab.sim.fleet import FLEETS, QWEN_L40S, find_fleet
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.learned.lodestar import Lodestar
+from gorgo.policies.registry import BASELINES
 from tests.experiments.rows import row
 
 # --- Runs of variants, comparisons of them, and what learns within a run.

@@ -27,7 +27,7 @@ from experiments.tuning import TuningRun, TuningTask
 from experiments.variants import SOURCES, Source, Variant, find_variant
 from experiments.windows import SHORT_SIGHTED, PolicyTask, RatioTarget, Workload
 from gorgo.lab.datasets import AgentsShape, HerdShape, describe_trace, generate_requests, read_shape, shapes
-from gorgo.lab.sim.routers.group import DELAYS_S
+from gorgo.lab.sim.routers import DELAYS_S
 from gorgo.policies.registry import POLICIES
 from tests.documents import tables
 from tuner.offline.search import RunScore

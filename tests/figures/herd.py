@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.windows import SHORT_SIGHTED
-from gorgo.lab.demo.options import OURS
 from gorgo.lab.simulate import FLOOR, PINNED
+from gorgo.policies.registry import OURS
 from tests.documents import tables
 from tests.figures.marked import Cell, Rows, Table, View, numbers_of
 from tests.figures.stored import read_stored

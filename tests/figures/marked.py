@@ -41,7 +41,7 @@ class View:
     Parameters
     ----------
     tables:
-        A table of a page is held against the first whose label columns it has.
+        A table of a page is held against the first whose label columns it has, and against those with the same ones.
     lines:
         As a command printed them.
     values:
@@ -181,6 +181,10 @@ def _in_table(lines: Sequence[str], view: View) -> Iterator[str]:
     if table is None:
         yield f"no stored table has rows named by columns of | {' | '.join(header)} |"
         return
+    of_label: dict[tuple[str, ...], Mapping[str, Cell]] = {}
+    for other in view.tables:
+        if tuple(other.labels) == tuple(table.labels):
+            of_label = {**other.rows, **of_label}
     if len(set(header)) < len(header):
         yield f"two columns of one name in | {' | '.join(header)} |"
     above: dict[str, str] = {}
@@ -188,7 +192,7 @@ def _in_table(lines: Sequence[str], view: View) -> Iterator[str]:
         shown = dict(zip(header, row, strict=True))
         above |= {label: shown[label] for label in table.labels if shown[label]}
         label = tuple(above[name] for name in table.labels)
-        stored = table.rows.get(label)
+        stored = of_label.get(label)
         if stored is None:
             yield f"no stored row {' | '.join(label)}"
             continue

@@ -12,7 +12,7 @@ from typing import Any
 from experiments.systems import dynamo, live_engines, perturbed
 from experiments.systems.policies import TITLES
 from gorgo.config.atomic import PUBLIC, write_atomically
-from gorgo.lab.demo.options import OURS
+from gorgo.policies.registry import OURS
 from tests.documents import DOCS, tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 from tests.figures.stored import read_stored, stored_names

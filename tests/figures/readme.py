@@ -1,28 +1,50 @@
-"""`python -m tests.figures.readme`: the tables and the picture of the README, made from the stored results."""
+"""`python -m tests.figures.readme`: the README's tables and picture and the first tables of the results, made from the
+stored results.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from gorgo.config.atomic import PUBLIC, write_atomically
-from tests.documents import ROOT
-from tests.figures.comparison import BURST_HEADER, PICTURE, picture
+from tests.documents import DOCS, ROOT
+from tests.figures.comparison import BURST_HEADER, HEADER, PICTURE, picture
 from tests.figures.marked import Table
 from tests.figures.table import view_of
 from tests.figures.written import write_table
 
-README = ROOT / "README.md"
-#: Of each figure the table that the README has, by its first column.
-SHOWN = {"demo": "policy", "comparison": "On what", "burst": BURST_HEADER[0], "claims": "missed target"}
+README, RESULTS = ROOT / "README.md", DOCS / "results.md"
 
 
-def table_of(name: str) -> Table:
-    (table,) = [table for table in view_of([name]).tables if tuple(table.labels) == (SHOWN[name],)]
-    return table
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A table of a page: the figures that its mark names, and its first column."""
+
+    page: Path
+    figures: str
+    column: str
+
+
+SHOWN = (
+    Shown(README, "demo", "policy"),
+    Shown(README, "comparison, burst", HEADER[0]),
+    Shown(RESULTS, "comparison", HEADER[0]),
+    Shown(RESULTS, "burst", BURST_HEADER[0]),
+)
+
+
+def table_of(shown: Shown) -> Table:
+    """Return the rows that the figures have under this column, in their order."""
+    tables = view_of(shown.figures.split(", ")).tables
+    rows = [row for table in tables if tuple(table.labels) == (shown.column,) for row in table.rows.items()]
+    return Table(labels=(shown.column,), rows=dict(rows))
 
 
 def main() -> None:
     write_atomically(PICTURE, picture().encode(), mode=PUBLIC)
-    for name in SHOWN:
-        write_table(README, name, table_of(name))
+    for shown in SHOWN:
+        write_table(shown.page, shown.figures, table_of(shown))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Several routers beside one: the rows of each printed table, and how many of four routers meet each target."""
+"""Several routers beside one: the rows of each printed table, and how many of four routers meet each target; and one
+router of several processes.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ _GROUPS: Sequence[tuple[str, str]] = (
     ("delay", "--seeds 1"),
 )
 COMMANDS = [f"python -m experiments --system routers --only {name} {words}" for name, words in _GROUPS]
+PROCESSES = "python -m experiments --system routers --only processes --seeds 5 --jobs 1"
 _MISSES = ("hit", "TTFT", "E2E", "hit won back", "TTFT won back", "E2E won back")
 _SUMMARY = re.compile(r"All simulated; (\d+) runs, (\d+) s of processor time")
 
@@ -66,3 +69,19 @@ def _counts(rows: Sequence[Sequence[str]]) -> dict[str, float]:
     return {"rows of four": float(len(rows))} | {
         f"{target} met": float(sum(target not in each for each in missed)) for target in _MISSES
     }
+
+
+def processes(results: Sequence[Any]) -> View:
+    """Return a row per number of processes: cached tokens found, both p95, at half the load and at all of it."""
+    (lines,) = results
+    ((_, rows),) = tables("\n".join(lines))
+    names = ("cached tokens found, %", "p95 TTFT, ms", "p95 E2E, s")
+    shown: dict[tuple[str, ...], dict[str, Cell]] = {
+        (count,): {name: list(pair) for name, pair in zip(names, zip(*map(_figures, cells), strict=True), strict=True)}
+        for count, *cells in rows
+    }
+    return View(tables=[Table(labels=("processes",), rows=shown)])
+
+
+def _figures(cell: str) -> list[float]:
+    return [float(figure) for figure in cell.split(" / ")]

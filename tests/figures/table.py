@@ -14,8 +14,8 @@ from statistics import mean
 from typing import Any
 
 from experiments.systems.policies import PUBLISHED_RATIOS
-from gorgo.lab.demo.options import ALL_READINGS
 from gorgo.lab.simulate.compare import geometric_mean
+from gorgo.policies.registry import ALL_READINGS
 from tests.documents import tables
 from tests.figures.attacks import BEFORE, attacks, attacks_of_seams, fast_failures
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
@@ -49,6 +49,8 @@ from tests.figures.learned_routers import (
     learned_routers,
 )
 from tests.figures.marked import Cell, Rows, Table, View, numbers_of
+from tests.figures.paper_tables import COMMAND as PAPER_COMMAND
+from tests.figures.paper_tables import paper_tables
 from tests.figures.peers import COMMANDS as PEER_COMMANDS
 from tests.figures.peers import VIEWS as PEER_VIEWS
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
@@ -57,7 +59,7 @@ from tests.figures.scaling import DAY_COMMANDS as SCALING_DAY
 from tests.figures.scaling import JOIN_COMMANDS as SCALING_JOIN
 from tests.figures.scaling import scaling_day, scaling_join
 from tests.figures.several_routers import COMMANDS as SEVERAL_ROUTERS
-from tests.figures.several_routers import several_routers
+from tests.figures.several_routers import PROCESSES, processes, several_routers
 from tests.figures.stored import read_stored
 from tests.figures.tuning import COMMAND as ALGORITHMS_COMMAND
 from tests.figures.tuning import COMMAND_TUNING_FLEETS as FLEETS_COMMAND
@@ -566,6 +568,7 @@ FIGURES: Mapping[str, Figure] = {
     **{name: Figure([command], HERD_VIEWS[name]) for name, command in HERD_COMMANDS.items()},
     **{name: Figure(PEER_COMMANDS[name], view) for name, view in PEER_VIEWS.items()},
     "fleet": Figure(["python -m experiments --system gorgo --only tables --seeds 3 --jobs 1 --json"], _fleet),
+    "paper-tables": Figure([PAPER_COMMAND], paper_tables),
     "tuning": Figure([_TUNING], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
     "tuning-fleets-more": Figure([FLEETS_MORE_COMMAND], tuning_fleets_more),
@@ -608,6 +611,7 @@ FIGURES: Mapping[str, Figure] = {
     "cache-sticky": Figure(STICKY, cache_sources),
     "cache-workloads": Figure([WORKLOADS], cache_sources),
     "several-routers": Figure(SEVERAL_ROUTERS, several_routers),
+    "processes": Figure([PROCESSES], processes),
     "large-fleets": Figure(["python -m tests.bench large_fleets"], _printed),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),
@@ -624,8 +628,6 @@ FIGURES: Mapping[str, Figure] = {
 #: Figures that were measured and cannot be made again in passing: why, and at which commits. A commit is that of the
 #: code measured or, where it was not written down, that which brought the figure. Pages name none.
 NOT_STORED: Mapping[str, NotStored] = {
-    "perturbed-pools": NotStored("the same settings with other pools, in a script", "89ed511"),
-    "perturbed-memory": NotStored("two versions, and settings of other seeds, in a script", "7ee1b42"),
     "workers": NotStored(
         "live processes in wall time: needs two cores to itself", "9d52d8c, a8d052b, 0bfe775, afd7243"
     ),
@@ -643,24 +645,11 @@ NOT_STORED: Mapping[str, NotStored] = {
     "learned-cost": NotStored(
         "needs two cores to itself: `python -m tests.bench learned_submit training_beside`", "bd415b1, 4a1edaf, eab2f23"
     ),
-    "learned-waits": NotStored("few seeds, and settings that only a script makes", "c202b84, 4a1edaf"),
-    "found-share": NotStored(
-        "one of its policies exists in no release: it ignores the learned share", "b781046, f4904e6"
-    ),
-    "engine-weights": NotStored("weights set by hand, in a script", "c66f0b9"),
-    "wildchat": NotStored("one run of the printed set-up, in a script", "255eb35, bb815b9"),
-    "online": NotStored("one window under the published protocol, in a script", "b00e5b1"),
-    "random-steps": NotStored("its fleets were run at two commits, a core for half an hour each", "74bd408, bffc1c2"),
     "plan-live": NotStored("live processes in wall time: `pytest -m system tests/system/test_plan.py`", "5f834dc"),
     "whatif-blocks": NotStored(
         "of its three fleets two were run whole; the eight candidates without a log have longer traffic, in a script",
         "89ff5b1, 5f834dc",
     ),
-    "step-sizes": NotStored("comparisons played on a recorded surface, in a script", "77f08c8"),
-    "llm-d-audit": NotStored("a longer run and another target of training, in a script", "255eb35"),
-    "cached-turns": NotStored("one seed of half the requests", "2f85412"),
-    "hacked": NotStored("rates that only a script sets", "255eb35, bb815b9"),
-    "hacked-engines": NotStored("one seed, and engines that only a script makes", "b37876b"),
     "hacked-vllm": NotStored("live vLLM on a CPU, in a script", "89ed511"),
     "relay-plain": NotStored(
         "processes in wall time: needs two cores to itself, `python -m tests.bench.relay --pair plain`", "dc0a31a"
@@ -668,16 +657,6 @@ NOT_STORED: Mapping[str, NotStored] = {
     "picker-price": NotStored(
         "processes in wall time: needs two cores to itself, `python -m tests.bench picker_price`", "89ed511, 4b00b9f"
     ),
-    "fresh-scrapes": NotStored("one seed: the eight runs take a core for a quarter of an hour", "96c0409"),
-    "half-load": NotStored(
-        "one seed: three of the paper's tables take a core for a quarter of an hour", "24f9242, b781046, bb815b9"
-    ),
-    "rank": NotStored("live processes in wall time: needs two cores to itself", "ee98e56"),
-    "first-token-price": NotStored("weights set by hand, in a script", "49eab65, 3e785a0"),
-    "relay-alone": NotStored(
-        "some jobs of `relay` in more rounds than it has, and a bench of time", "dfb9fab, 112b85a"
-    ),
-    "picker-transport": NotStored("servers and their client in turns: needs two cores to itself", "06be000"),
     "picker": NotStored("needs two cores to itself for nine minutes", "ee77183"),
     "picker-faults": NotStored("live processes in wall time: needs two cores to itself", "e348171, cf7b8a3"),
     "chaos-long": NotStored("nine minutes of live processes for each schedule", "cf7b8a3"),
@@ -685,14 +664,4 @@ NOT_STORED: Mapping[str, NotStored] = {
         "one seed of an earlier commit, and time on a busy machine", "a8aa696, ee77183, b781046"
     ),
     "herd-live": NotStored("live processes in wall time, and a policy without two of its terms", "08c66ea"),
-    "herd-moves": NotStored("two or three seeds, and costs with other terms, which no option gives", "d976117"),
-    "two-terms-cost": NotStored(
-        "processor time of two versions in turns, which no command compares", "255eb35, aae3292"
-    ),
-    "term-by-term": NotStored("two seeds, and costs with other terms, which no option gives", "d976117"),
-    "full-load": NotStored("two seeds of one policy with other weights, set by hand in a script", "d976117"),
-    "queue-at-full-load": NotStored("the queue of the proxy under every policy and under none, in a script", "89ed511"),
-    "less-ttft": NotStored("two seeds for each of five factors on two weights", "9651bf3"),
-    "protocol-ends": NotStored("three seeds of the protocol, in a script", "255eb35"),
-    "no-harm": NotStored("five seeds of a group of which `tuning` stores two", "c66f0b9"),
 }

@@ -135,6 +135,43 @@ def test_the_published_claim_is_judged_by_the_published_level() -> None:
     assert shown.values["targets met"] == 2
 
 
+def test_the_paper_s_tables_show_both_arrivals_beside_the_measured_figure_and_how_many_are_near() -> None:
+    def rows(window: str, gorgo: float, random: float) -> list[dict[str, Any]]:
+        both = {"gorgo": gorgo, "random": random}
+        figures = (("TTFT p95", 1.0), ("E2E p99", 2.0))
+        return [
+            {"window": window, "policy": policy, "figure": figure, "simulated": factor * size, "measured": 100.0 * size}
+            for policy, factor in both.items()
+            for figure, size in figures
+        ]
+
+    of_april_7 = "April 7, time scale"
+    found = {
+        "half_load": rows(f"{of_april_7} 2", 100.0, 140.0),
+        "surge": [*rows(f"{of_april_7} 2, surge", 120.0, 90.0), *rows(f"{of_april_7} 3, surge", 300.0, 80.0)],
+        "claims": [
+            {"on": "WildChat", "against": against, "figure": "TPOT", "published": 1.2, "simulated": 1.1}
+            for against in ("random", "least-load")
+        ],
+    }
+    shown = view("paper-tables", found)
+    assert row(shown, "`gorgo`") == {"TTFT p95": [100.0, 120.0, 100.0], "E2E p99": [200.0, 240.0, 200.0]}
+    assert [shown.values[f"{name}: within"] for name in ("steady", "surge", "surge, time scale 3")] == [2, 4, 2]
+    assert shown.values["gorgo, E2E p99"] == pytest.approx(3.0)
+    assert shown.values["WildChat, TPOT: published"] == 1.2
+
+
+def test_one_router_of_several_processes_has_a_row_per_number_of_them() -> None:
+    lines = """
+| processes: hit, % / p95 TTFT, ms / p95 E2E, s | load 0.5 | load 1 |
+| --- | --- | --- |
+| 1 | 19.8 / 1712 / 3.38 | 19.3 / 1919 / 5.82 |
+| 16 | 20.4 / 1691 / 3.40 | 19.4 / 1912 / 5.72 |
+"""
+    shown = row(view("processes", lines.splitlines()), "16")
+    assert shown == {"cached tokens found, %": [20.4, 19.4], "p95 TTFT, ms": [1691, 1912], "p95 E2E, s": [3.4, 5.72]}
+
+
 def test_the_two_terms_show_ratios_with_intervals_and_what_is_missed_for_sure() -> None:
     lines = """
 | on | of | against | figure | target | of / against [95 %] | met |

@@ -17,9 +17,19 @@ from rich.console import Console
 
 from gorgo.errors import FleetError, TraceError
 from gorgo.lab.datasets import DEMO_TRACE, load_requests, shipped_path
-from gorgo.lab.demo import DemoOptions, run_demo, show_demo
-from gorgo.lab.demo.run import MODEL, TUNED_TRACE, DemoFleet, Processes, parted, running_fleet
-from gorgo.lab.replay import ReplayOptions, ReplayReport, replay
+from gorgo.lab.demo import (
+    MODEL,
+    TUNED_TRACE,
+    DemoFleet,
+    DemoOptions,
+    Processes,
+    parted,
+    run_demo,
+    running_fleet,
+    show_demo,
+)
+from gorgo.lab.replay import replay
+from gorgo.lab.replay_client import ReplayOptions, ReplayReport
 from gorgo.lab.traces import TraceFilters, load_trace
 from tests.lab.test_results import row
 

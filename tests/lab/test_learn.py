@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.cli.app import app
-from gorgo.core.training.features import FEATURES
-from gorgo.core.training.learning import Learner
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.candidate_table import FEATURES
+from gorgo.core.training.learning import Learner, TrainingSpec
 from gorgo.errors import TraceError
 from gorgo.lab.learn import learn, read_outcomes, trainings
 from gorgo.learning.model_file import load

@@ -31,7 +31,7 @@ from gorgo.lab.request_log import (
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.live.logs import RequestLogFile
-from tests.live.telemetry.test_logs import finished, log_file
+from tests.live.test_logs import finished, log_file
 
 HEADER = {"gorgo_request_log": 1, "boot_id": "boot", "started_s": 0.0, "block_bytes": 2048}
 ROW = {

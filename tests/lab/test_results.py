@@ -23,8 +23,7 @@ from gorgo.lab import progress, rank
 from gorgo.lab.failures import MAX_CAUSES, OTHER, cause_of, count_cause, failure_lines
 from gorgo.lab.progress import shown_progress
 from gorgo.lab.rank import MAX_LINE_BYTES, MAX_RANK, MAX_TTFT_MS, average_ranks, rank_table, read_rows, spearman
-from gorgo.lab.result_table import COLUMNS, DEFAULT, results_table
-from gorgo.lab.results import ResultRow, Spread, rows_as_json, write_results
+from gorgo.lab.results import COLUMNS, DEFAULT, ResultRow, Spread, results_table, rows_as_json, write_results
 from gorgo.lab.sim.engine.profiles import PROFILES
 
 
@@ -443,10 +442,10 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, expected:
 ROOT = Path(__file__).parents[2]
 IGNORES_SIGTERM = """
 import signal, threading
-from gorgo.lab import child
+from gorgo.lab import termination
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child.GRACE_S = 0.05
-threading.Thread(target=child._end_with_parent, daemon=True).start()
+termination.GRACE_S = 0.05
+threading.Thread(target=termination._end_with_parent, daemon=True).start()
 print("ready", flush=True)
 threading.Event().wait(60)
 """
@@ -468,7 +467,7 @@ def ended(process: subprocess.Popen[bytes]) -> int:
 
 def test_an_engine_whose_parent_ends_stops_as_by_sigterm() -> None:
     words = ["engine", "--replica", "us-ashburn-0", "--config", str(ROOT / "regions.yaml"), "--port", "0"]
-    command = [sys.executable, "-m", "gorgo.lab.child", *words]
+    command = [sys.executable, "-m", "gorgo.lab.termination", *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert ended(process) == 0
 

@@ -16,13 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.errors import TraceError
+from gorgo.lab import traces as loading
 from gorgo.lab.datasets import own_block_tokens
-from gorgo.lab.traces import TraceFilters, load_trace, next_turns, parse_window
-from gorgo.lab.traces import TraceRequest as TraceRequest_traces
-from gorgo.lab.traces import load as loading
-from gorgo.lab.traces.filters import REORDER_SLACK_S, parse_offset, scheduled_s
-from gorgo.lab.traces.rows import MAX_VALUES, TraceRequest, read_row
-from gorgo.lab.traces.text import (
+from gorgo.lab.prompt_text import (
     BLOCK_BYTES,
     beginning,
     block_text,
@@ -32,6 +28,19 @@ from gorgo.lab.traces.text import (
     request_text,
     warning,
 )
+from gorgo.lab.traces import (
+    MAX_VALUES,
+    REORDER_SLACK_S,
+    TraceFilters,
+    TraceRequest,
+    load_trace,
+    next_turns,
+    parse_offset,
+    parse_window,
+    read_row,
+    scheduled_s,
+)
+from gorgo.lab.traces import TraceRequest as TraceRequest_traces
 from gorgo.policies.registry import POLICIES, make_policy
 
 

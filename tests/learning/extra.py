@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.learning.models import trees
+from gorgo.learning import trees
 
 needs_lightgbm = pytest.mark.skipif(
     not trees.available(), reason="BOOSTED TREES SKIPPED: lightgbm is not installed (extra `learned`)"

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.training.model import Model, ModelKind, TrainingSpec
+from gorgo.core.training.learning import Model, ModelKind, TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS
 from gorgo.errors import ConfigError, ModelFileError
 from gorgo.learning import model_file
-from gorgo.learning.models.trees import TreesModel, check_text
 from gorgo.learning.trainer import fit
+from gorgo.learning.trees import TreesModel, check_text
 from tests.learning.extra import needs_lightgbm
 from tests.learning.outcomes import NAMES, training_rows, with_censoring
 

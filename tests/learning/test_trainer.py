@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.training.model import Model, ModelKind, ReplayRule, TrainingSpec
+from gorgo.core.training.learning import Model, ModelKind, ReplayRule, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import ConfigError
 from gorgo.learning import model_file, trainer

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import yaml
 
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 
 ROOT_CONFIG = Path(__file__).parents[2] / "regions.yaml"
 #: A run is a minute: the first round trips and rates have to be known soon, in live and simulated runs alike.

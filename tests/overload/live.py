@@ -10,11 +10,9 @@ from pathlib import Path
 
 import httpx
 
-from gorgo.lab.replay.bodies import BodiesAhead
-from gorgo.lab.replay.client import ReplayClient, open_http
-from gorgo.lab.replay.options import ReplayOptions
-from gorgo.lab.replay.summary import ReplayRecord
-from gorgo.lab.served import E2E_S
+from gorgo.lab.replay import BodiesAhead
+from gorgo.lab.replay_client import ReplayClient, ReplayOptions, ReplayRecord, open_http
+from gorgo.lab.results import E2E_S
 from gorgo.lab.traces import TraceRequest, scheduled_s
 from tests.overload.fleet import Fleet
 from tests.overload.window import Offer, Served, served

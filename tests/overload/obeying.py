@@ -15,9 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from gorgo.lab.replay.client import ReplayClient, open_http
-from gorgo.lab.replay.options import ReplayOptions
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.replay_client import ReplayClient, ReplayOptions, ReplayRecord, open_http
 from gorgo.lab.traces import TraceRequest
 from tests.overload.fleet import Fleet
 from tests.overload.live import LEAD_S, MAX_OPEN, MODEL, drive

@@ -7,9 +7,9 @@ from math import sqrt
 
 from gorgo.config.model import Config
 from gorgo.errors import TraceError
+from gorgo.lab.sim.fleet import fleet_of, limits_of
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import feed_of
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
 from gorgo.lab.simulate.overload import AT_CAPACITY, EXACT, at_once
 from gorgo.lab.traces import TraceRequest
 from tests.overload.fleet import ROOT_CONFIG

@@ -12,9 +12,7 @@ from aiohttp import web
 
 from gorgo.config.load import load_config
 from gorgo.lab.datasets import load_requests
-from gorgo.lab.replay.client import ReplayClient, open_http
-from gorgo.lab.replay.options import ReplayOptions
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.replay_client import ReplayClient, ReplayOptions, ReplayRecord, open_http
 from gorgo.lab.traces import TraceFilters, TraceRequest
 from tests.overload.fleet import configuration, running, write_configuration
 from tests.overload.live import LiveRun, live

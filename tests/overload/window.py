@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gorgo.lab.replay.summary import ReplayRecord
-from gorgo.lab.served import E2E_S, TTFT_MS
+from gorgo.lab.replay_client import ReplayRecord
+from gorgo.lab.results import E2E_S, TTFT_MS
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.traces import TraceRequest, scheduled_s
 

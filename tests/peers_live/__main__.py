@@ -26,15 +26,15 @@ import yaml
 from gorgo.config.load import load_config
 from gorgo.config.values import BLOCK_BYTES
 from gorgo.lab.datasets import load_requests
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.prompt_text import BYTES_PER_TOKEN
+from gorgo.lab.replay_client import ReplayRecord
+from gorgo.lab.sim.fleet import fleet_of, limits_of
 from gorgo.lab.sim.records import SimRecord
-from gorgo.lab.sim.routers.group import RouterGroup, Sharing
+from gorgo.lab.sim.routers import RouterGroup, Sharing
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.feed import fingerprinted
-from gorgo.lab.simulate.fleet import fleet_of, limits_of
 from gorgo.lab.traces import TraceFilters, TraceRequest, scheduled_s
-from gorgo.lab.traces.text import BYTES_PER_TOKEN
 from tests.bench.relay.measure import describe_machine
 from tests.live.peer_store import server
 from tests.peers_live.fleet import MODEL, Router, configuration, drive, running

@@ -19,11 +19,9 @@ from typing import Any
 import httpx
 import yaml
 
-from gorgo.lab.demo.run import Processes
-from gorgo.lab.replay.bodies import BodiesAhead
-from gorgo.lab.replay.client import ReplayClient, open_http
-from gorgo.lab.replay.options import ReplayOptions
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.demo import Processes
+from gorgo.lab.replay import BodiesAhead
+from gorgo.lab.replay_client import ReplayClient, ReplayOptions, ReplayRecord, open_http
 from gorgo.lab.traces import TraceRequest, scheduled_s
 from gorgo.live.state import INTERNAL_VARIABLE
 from tests.live.peer_store.server import ENVIRON, KEY_VARIABLE

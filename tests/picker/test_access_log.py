@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from gorgo.picker import state
-from gorgo.picker.call import ProtocolError
-from gorgo.picker.protocol.messages import LB, SERVED
+from gorgo.picker.protocol.messages import LB, SERVED, ProtocolError
 from gorgo.picker.protocol.protos import StreamAccessLogsMessage
 from gorgo.picker.server import take_access_log
 from tests.picker.virtual import (

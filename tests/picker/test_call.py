@@ -17,8 +17,9 @@ from gorgo.config.model import Config, LimitsConfig, ModelConfig, OverloadConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.live.parsing.json_body import BodyFields, read_large_body, unpack
 from gorgo.live.parsing.workers import BodyWorkers
-from gorgo.picker.call import MAX_HEADERS, ProtocolError
+from gorgo.picker.call import MAX_HEADERS
 from gorgo.picker.envoy import envoy_config
+from gorgo.picker.protocol.messages import ProtocolError
 from gorgo.picker.server import GrpcFrontEnd
 from gorgo.picker.state import Endpoints
 from gorgo.picker.transport.services import DECIDING

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import ClientRuleConfig, ClientsConfig, Config, ModelConfig
-from gorgo.picker.call import ProtocolError
-from gorgo.picker.protocol.messages import DESTINATION, LB, SERVED
+from gorgo.picker.protocol.messages import DESTINATION, LB, SERVED, ProtocolError
 from gorgo.picker.protocol.protos import ProcessingRequest
 from tests.picker.virtual import (
     BODY,

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.config.model import OverloadConfig
-from gorgo.picker.call import PickerCall, ProtocolError
-from gorgo.picker.protocol.messages import LB, SERVED
+from gorgo.picker.call import PickerCall
+from gorgo.picker.protocol.messages import LB, SERVED, ProtocolError
 from gorgo.picker.protocol.protos import ProcessingRequest
 from gorgo.picker.server import take_access_log
 from gorgo.picker.transport.connection import Connection

@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 from gorgo.core.policy.interface import Candidates
-from gorgo.policies import preble_e2
-from gorgo.policies.dualmap import DualMap, mapped_rows
-from gorgo.policies.lmetric import LMetric
-from gorgo.policies.mooncake import Mooncake
-from gorgo.policies.preble_e2 import ANSWER_TOKENS, LoadWindow, PrebleE2
-from gorgo.policies.skywalker import SkyWalker
+from gorgo.policies import published
+from gorgo.policies.published import (
+    ANSWER_TOKENS,
+    DualMap,
+    LMetric,
+    LoadWindow,
+    Mooncake,
+    PrebleE2,
+    SkyWalker,
+    mapped_rows,
+)
 from tests.core.routers import a_request, dispatched, make_router, submitted
 from tests.policies.table import choose, request, rows_chosen, table
 
@@ -230,7 +235,7 @@ def test_an_unknown_time_per_token_counts_as_the_worst_known_one() -> None:
 
 
 def test_the_window_forgets_the_oldest_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preble_e2, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(published, "MAX_REMEMBERED", 3)
     window = LoadWindow()
     for number in range(5):
         window.add(f"r{number}", f"replica-{number}", 1.0, now=float(number))

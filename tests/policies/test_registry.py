@@ -19,8 +19,8 @@ from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.learned.base import LearnedPolicy
 from gorgo.policies.multi_depth import MultiDepth
-from gorgo.policies.preble_e2 import PrebleE2
 from gorgo.policies.prefix_cache import PrefixThreshold
+from gorgo.policies.published import PrebleE2
 from gorgo.policies.registry import POLICIES, make_policy, make_shadow, policy_names
 from tests.policies.table import request, table
 

@@ -38,8 +38,7 @@ from gorgo.core.stream import (
     read_usage,
 )
 from gorgo.errors import GorgoError, TraceError
-from gorgo.lab.traces import load_trace
-from gorgo.lab.traces.rows import read_row
+from gorgo.lab.traces import load_trace, read_row
 from gorgo.live.control.state_file import parse_state
 from gorgo.live.http.body import ResettableTimeout
 from gorgo.live.http.errors import HttpError

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from gorgo.lab.traces.text import prompt_text
+from gorgo.lab.prompt_text import prompt_text
 from tests.real.served import Served, eventually_so
 
 #: Longer than any of these streams takes on a busy machine: beyond it something hangs.

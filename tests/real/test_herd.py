@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gorgo.config.model import OverloadConfig
-from gorgo.lab.traces.text import prompt_text
+from gorgo.lab.prompt_text import prompt_text
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.served import served
 from tests.real.tiny_model import make_tiny_model

@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from gorgo.config.model import LimitsConfig
-from gorgo.lab.traces.text import prompt_text
+from gorgo.lab.prompt_text import prompt_text
 from tests.real.faults import EMPTY_LEDGER, Death, chat, survive
 from tests.real.llama_server import LlamaServer, llama_server, missing_reason
 from tests.real.served import Served, eventually, served

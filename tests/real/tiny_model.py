@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 # --- The vocabulary of the tiny models: bytes, and the syllables in which this project's traces are written.
 #
-# Byte-level BPE as GPT-2 defines it, so that any text works. Each syllable of `gorgo.lab.traces.text`, with or without
+# Byte-level BPE as GPT-2 defines it, so that any text works. Each syllable of `gorgo.lab.prompt_text`, with or without
 # a space before it, is one token: a prompt of n trace tokens is n engine tokens in every engine that loads this
 # vocabulary.
 

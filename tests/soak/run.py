@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from tests.bench.relay.measure import cpu_times, process_tree, resident_bytes
 from tests.bench.relay.wire import MODEL
 from tests.documents import ROOT

@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.lab.profile_file import read_profile
-from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile, read_profile
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.tiny_model import make_tiny_model
 from tests.system.environments import Environment

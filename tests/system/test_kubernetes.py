@@ -24,7 +24,7 @@ import pytest
 from gorgo.config.fleet import FleetSourceConfig, KubernetesApiConfig, SourceReplicaConfig
 from gorgo.fleet_sources import list_watch
 from gorgo.fleet_sources.fleet import FoundFleet, SourceState
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from gorgo.live.fleet_sources import kubernetes
 from gorgo.live.fleet_sources.kubernetes import KubernetesSource
 from gorgo.live.fleet_sources.reports import Reports

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from experiments.aiperf import Aiperf, run_aiperf
-from gorgo.lab.replay.options import ReplayOptions
-from gorgo.lab.replay.run import replay_command
-from gorgo.lab.traces.text import prompt_text
+from gorgo.lab.prompt_text import prompt_text
+from gorgo.lab.replay import replay_command
+from gorgo.lab.replay_client import ReplayOptions
 from tests.system.environments import Environment, InstallError, schemathesis_environment
 from tests.system.processes import TOKEN, RouterProcess, engine_process, router_process
 from tests.system.tiny_checkpoint import HUB_NAME

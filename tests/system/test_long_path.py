@@ -21,7 +21,7 @@ import httpx
 import pytest
 from aiohappyeyeballs import start_connection
 
-from gorgo.lab.traces.text import prompt_text
+from gorgo.lab.prompt_text import prompt_text
 from tests.real.faults import Death, survive
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.served import Served, served

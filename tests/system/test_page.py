@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.lab.demo.run import REPLICAS, DemoFleet, running_fleet
+from gorgo.lab.demo import REPLICAS, DemoFleet, running_fleet
 from tests.documents import ROOT
 from tests.ports import free_port
 

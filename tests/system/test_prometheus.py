@@ -23,7 +23,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from gorgo.lab.demo.run import MODEL, DemoFleet, Processes, running_fleet
+from gorgo.lab.demo import MODEL, DemoFleet, Processes, running_fleet
 from tests.observability.promql import FOLDER, INTERVAL, Target, alert_targets, alerts, dashboard_targets
 from tests.proxy.authority import OPENSSL, needs_openssl
 from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, event, hang, reset_after, running

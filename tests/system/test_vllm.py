@@ -19,9 +19,9 @@ from openai import OpenAI
 from gorgo.config.model import ModelConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.engines.exposition import read_gauges
+from gorgo.lab.prompt_text import prompt_text
 from gorgo.lab.sim.engine.request import EngineRequest
-from gorgo.lab.sim.engine.vllm.model import VllmModel
-from gorgo.lab.traces.text import prompt_text
+from gorgo.lab.sim.engine.vllm import VllmModel
 from gorgo.live.parsing.json_body import read_fields
 from gorgo.live.prompt_tokens import PromptTokens
 from gorgo.live.tokens import read_models

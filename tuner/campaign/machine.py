@@ -34,8 +34,7 @@ import numpy as np
 
 from gorgo.errors import GorgoError, TunerError, WeightsError
 from tuner.campaign.comparison import Abandon, Arm, Outcome, Trial, Verdict
-from tuner.campaign.generation import Action, Freeze, PutWeights, RollBack, Stop, Wait
-from tuner.campaign.generation_log import GenerationLog
+from tuner.campaign.generation import Action, Freeze, GenerationLog, PutWeights, RollBack, Stop, Wait
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.switchback import Switchback
 from tuner.objective import RollingWindow, SampleCursor, TunerSample, WindowStats

@@ -1,7 +1,10 @@
-"""Opening a database by its URL, and the words for what can be wrong with one.
+"""The tables of the history, as SQLAlchemy 2 sees them, and opening a database with them by its URL.
+
+The migrations make the tables; a test compares the two. Numbers that are unknown are NULL. JSON columns hold small
+objects: weights by name, a campaign's options and state.
 
 SQLite is set up for a process that may be killed at any moment: write-ahead log, synced at each commit, readers beside
-one writer. Every wait has a bound.
+one writer. Every wait has a bound. Owns the words for what can be wrong with a database.
 """
 
 from __future__ import annotations
@@ -12,13 +15,103 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import (
+    JSON,
+    Connection,
+    Engine,
+    Float,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    create_engine,
+    event,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from gorgo.errors import HistoryError
-from tuner.history.models import CampaignTable, TableBase
+
+#: Of words that a program chose: modes, kinds, names of policies and optimizers.
+WORD_CHARACTERS = 64
+
+
+class TableBase(DeclarativeBase):
+    """Constraints have names, so that later migrations can change them on every database."""
+
+    metadata = MetaData(
+        naming_convention={
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_name)s",
+        }
+    )
+
+
+class CampaignTable(TableBase):
+    __tablename__ = "campaign"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    started_s: Mapped[float] = mapped_column(Float)
+    finished_s: Mapped[float | None] = mapped_column(Float)
+    outcome: Mapped[str | None] = mapped_column(Text)
+    target: Mapped[str] = mapped_column(Text)
+    policy: Mapped[str] = mapped_column(String(WORD_CHARACTERS))
+    options: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class GenerationTable(TableBase):
+    """A `campaign.generation.Generation` as a row: its columns, with the campaign that it belongs to."""
+
+    __tablename__ = "generation"
+    __table_args__ = (UniqueConstraint("campaign_id", "number"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaign.id"))
+    number: Mapped[int] = mapped_column(Integer)
+    started_s: Mapped[float] = mapped_column(Float)
+    finished_s: Mapped[float] = mapped_column(Float)
+    weights: Mapped[dict[str, float]] = mapped_column(JSON)
+    weights_version: Mapped[int | None] = mapped_column(Integer)
+    sigma: Mapped[float | None] = mapped_column(Float)
+    mode: Mapped[str] = mapped_column(String(WORD_CHARACTERS))
+    optimizer: Mapped[str] = mapped_column(String(WORD_CHARACTERS))
+    n: Mapped[int] = mapped_column(Integer)
+    objective_ms: Mapped[float | None] = mapped_column(Float)
+    incumbent_objective_ms: Mapped[float | None] = mapped_column(Float)
+    e2e_s_p95: Mapped[float | None] = mapped_column(Float)
+    itl_ms_p95: Mapped[float | None] = mapped_column(Float)
+    errors: Mapped[int] = mapped_column(Integer)
+    max_share: Mapped[float | None] = mapped_column(Float)
+    accepted: Mapped[bool] = mapped_column()
+    reason: Mapped[str] = mapped_column(Text)
+
+
+class EventTable(TableBase):
+    __tablename__ = "event"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    campaign_id: Mapped[int | None] = mapped_column(ForeignKey("campaign.id"), index=True)
+    at_s: Mapped[float] = mapped_column(Float)
+    kind: Mapped[str] = mapped_column(String(WORD_CHARACTERS))
+    weights: Mapped[dict[str, float] | None] = mapped_column(JSON)
+    reason: Mapped[str] = mapped_column(Text)
+
+
+class StateTable(TableBase):
+    """Where a campaign is, so that a restarted sidecar continues: the one row that is overwritten."""
+
+    __tablename__ = "state"
+
+    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaign.id"), primary_key=True)
+    saved_s: Mapped[float] = mapped_column(Float)
+    state: Mapped[dict[str, Any]] = mapped_column(JSON)
+
 
 #: Another writer holds the lock for milliseconds; five seconds is a forgotten transaction.
 BUSY_TIMEOUT_S = 5.0

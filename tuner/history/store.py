@@ -21,8 +21,21 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, inspect, se
 from gorgo.core.numeric import is_number
 from gorgo.errors import HistoryError, LeadershipLost
 from tuner.campaign.generation import Generation
-from tuner.history.database import VERSION_TABLE, has_file, open_engine, reading, refuse_foreign, shown, writing
-from tuner.history.models import WORD_CHARACTERS, CampaignTable, EventTable, GenerationTable, StateTable, TableBase
+from tuner.history.database import (
+    VERSION_TABLE,
+    WORD_CHARACTERS,
+    CampaignTable,
+    EventTable,
+    GenerationTable,
+    StateTable,
+    TableBase,
+    has_file,
+    open_engine,
+    reading,
+    refuse_foreign,
+    shown,
+    writing,
+)
 
 # What the history hands out: frozen rows, with times as seconds since 1970 (UTC) and latencies as measured.
 #

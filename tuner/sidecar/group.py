@@ -18,8 +18,7 @@ from typing import TypeVar
 from gorgo.core.lru import Lru
 from gorgo.errors import ProxyRefused, ProxyUnreachable, WeightsError
 from tuner.objective import TunerSample
-from tuner.proxy_client import ProxyClient, ProxyWeights, SampleBatch
-from tuner.sidecar.reader import SampleBatchResult, SampleSource, read_new
+from tuner.proxy_client import ProxyClient, ProxyWeights, SampleBatch, SampleBatchResult, SampleSource, read_new
 
 # The weights that a group of proxies has agreed on, and the samples that count for them. Without input and output.
 #

@@ -1,6 +1,6 @@
 """Progress of a running campaign as text: a status line, and a line per event, as words or as JSON objects.
 
-Owns the form of the lines and where they are printed. Leaves to `tuner.sidecar.observer` what they say. On a terminal
+Owns the form of the lines and where they are printed. Leaves to `tuner.sidecar.loop` what they say. On a terminal
 the status line is updated in place; elsewhere it is printed once a minute.
 """
 

@@ -16,7 +16,7 @@ from gorgo.cli.tables import table
 
 if TYPE_CHECKING:
     from gorgo.lab.datasets import TraceStats
-    from gorgo.lab.datasets.fetch import OnProgress
+    from gorgo.lab.datasets.published import OnProgress
 
 app = typer.Typer(help="List, describe, generate, convert and fetch traces.", no_args_is_help=True)
 
@@ -118,7 +118,7 @@ def convert(
     Times and lengths are the trace's. A trace without texts shares no blocks; of texts the hashes are written alone.
     Where there are no times, a conversation begins every second on average; `--load` of a run scales all times.
     """
-    from gorgo.lab.datasets.convert import Timing, convert
+    from gorgo.lab.datasets.published import Timing, convert
 
     done = convert(file, out, form=form, timing=Timing(think_s=think, seed=seed))
     if done.left_out:
@@ -137,7 +137,7 @@ def fetch(
     The file appears when it is complete and its sha256, where known, is correct. An existing file is never overwritten.
     """
     from gorgo.lab.datasets import remote_dataset
-    from gorgo.lab.datasets.fetch import fetch as fetch_dataset
+    from gorgo.lab.datasets.published import fetch as fetch_dataset
     from gorgo.lab.termination import termination_as_interrupt
 
     wanted = remote_dataset(name)

@@ -44,10 +44,9 @@ def replay(
     any request failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
     from gorgo.lab.failures import failure_lines
-    from gorgo.lab.replay.options import ReplayOptions
-    from gorgo.lab.replay.run import replay_command
-    from gorgo.lab.result_table import results_table
-    from gorgo.lab.results import rows_as_json
+    from gorgo.lab.replay import replay_command
+    from gorgo.lab.replay_client import ReplayOptions
+    from gorgo.lab.results import results_table, rows_as_json
 
     filters = options.trace_filters(
         limit=limit,
@@ -110,8 +109,7 @@ def demo(
     Each policy runs in a real proxy before a fresh fleet of simulated engines; a table compares them. The command
     starts and stops its own processes and writes nothing but --out. If requests fail, a line per cause says why.
     """
-    from gorgo.lab.demo.options import DemoOptions
-    from gorgo.lab.demo.run import run_demo, show_demo
+    from gorgo.lab.demo import DemoOptions, run_demo, show_demo
     from gorgo.lab.failures import failure_lines
     from gorgo.lab.results import rows_as_json
     from gorgo.lab.traces import TraceFilters

@@ -111,8 +111,8 @@ def _twins(log: Path, start_s: float, config: Path) -> Sequence[TwinRow]:
     from gorgo.config.load import load_config
     from gorgo.lab.report.minute import MINUTE_S, TwinRow, p95
     from gorgo.lab.request_log import read_request_log
+    from gorgo.lab.sim.fleet import chosen_fleet, limits_of
     from gorgo.lab.simulate import ORACLE, SimJob
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
     from gorgo.lab.simulate.run import run_once
     from gorgo.lab.traces import TraceFilters
 

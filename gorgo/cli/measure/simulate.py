@@ -17,7 +17,7 @@ from gorgo.cli.tables import Cell, table, wide_console
 
 if TYPE_CHECKING:
     from gorgo.config.model import Config
-    from gorgo.lab.sim.routers.group import RouterGroup
+    from gorgo.lab.sim.routers import RouterGroup
     from gorgo.lab.simulate.overload import OverloadRow
 
 
@@ -186,7 +186,7 @@ def simulate(
 
 def _group(count: int, split: str, sharing: str, *, delay_ms: float | None, loss: float) -> RouterGroup:
     """Return the routers, or raise a usage error for an unknown kind of split or sharing."""
-    from gorgo.lab.sim.routers.group import SHARINGS, SPLITS, RouterGroup
+    from gorgo.lab.sim.routers import SHARINGS, SPLITS, RouterGroup
 
     return RouterGroup(
         count=count,
@@ -214,7 +214,7 @@ def _baselines(named: list[str] | None) -> Sequence[str]:
 
 def _columns(named: list[str] | None) -> Sequence[str]:
     """Return the columns of the table, or raise a usage error for an unknown one."""
-    from gorgo.lab.result_table import COLUMNS, SIMULATED
+    from gorgo.lab.results import COLUMNS, SIMULATED
 
     for name in named or ():
         if name not in COLUMNS:
@@ -248,7 +248,7 @@ def scenarios(as_json: options.Json = False) -> None:
 
     With --json, each as a file that `--scenario` reads.
     """
-    from gorgo.lab.sim.faults.scenarios import SCENARIOS, as_document
+    from gorgo.lab.sim.scenarios import SCENARIOS, as_document
 
     if as_json:
         options.print_json([as_document(one) for one in SCENARIOS.values()])
@@ -258,7 +258,7 @@ def scenarios(as_json: options.Json = False) -> None:
 
 def fleets(as_json: options.Json = False) -> None:
     """List the fleets of `--fleet`, the router told the truth about every engine."""
-    from gorgo.lab.sim.named_fleets import FLEETS
+    from gorgo.lab.sim.fleet import FLEETS
 
     if as_json:
         rows = [{"name": one.name, "description": one.description, **asdict(one.fleet())} for one in FLEETS.values()]
@@ -321,8 +321,8 @@ def overload(
     Queued requests have these times as deadline and goal unless overload.slo_ttft_ms and slo_e2e_ms are configured.
     """
     from gorgo.config.load import load_config
+    from gorgo.lab.sim.fleet import chosen_fleet, limits_of
     from gorgo.lab.simulate import SimJob
-    from gorgo.lab.simulate.fleet import chosen_fleet, limits_of
     from gorgo.lab.simulate.overload import LOADS, capacity_scale, overload_rows
 
     loaded = load_config(config)

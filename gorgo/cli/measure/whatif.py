@@ -14,8 +14,7 @@ from gorgo.cli.tables import Cell, table
 
 if TYPE_CHECKING:
     from gorgo.core.policy.interface import Policy
-    from gorgo.lab.whatif import Judgement
-    from gorgo.lab.whatif.twin import Twin
+    from gorgo.lab.whatif import Judgement, Twin
 
 
 def whatif(
@@ -48,8 +47,7 @@ def whatif(
     """
     from gorgo.lab.decisions import read_decisions
     from gorgo.lab.request_log import cut_lines_warning
-    from gorgo.lab.whatif import JudgedLog
-    from gorgo.lab.whatif.twin import simulate_twin
+    from gorgo.lab.whatif import JudgedLog, simulate_twin
 
     decision_log = read_decisions(log)
     last = decision_log.decisions[-1]
@@ -100,7 +98,7 @@ def _wanted(name: str | None, file: Path | None, *, logged: str) -> tuple[Policy
 def _draw(path: Path, judgement: Judgement, twin: Twin | None) -> None:
     """Write the picture, or say what it lacks: the table needs no extra."""
     from gorgo.errors import MissingExtra
-    from gorgo.lab.whatif.plot import write_judgement_plot
+    from gorgo.lab.whatif import write_judgement_plot
 
     try:
         write_judgement_plot(path, judgement, twin)

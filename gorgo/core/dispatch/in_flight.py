@@ -27,7 +27,7 @@ from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, Route
 from gorgo.core.numeric import in_ms
 from gorgo.core.policy.interface import terms_of_row
 from gorgo.core.prefix.index import Behind
-from gorgo.core.prefix.kv_speculation import Speculation
+from gorgo.core.prefix.kv_index import Speculation
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.record import mutable_record, record
 from gorgo.core.training.candidate_table import CandidateTable

@@ -43,7 +43,7 @@ from gorgo.core.limits import ClientQuotas, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Continue, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome, RouteRequest, SampleRing
 from gorgo.core.numeric import nan_if_none
-from gorgo.core.training.features import prefix_group
+from gorgo.core.training.candidate_table import prefix_group
 from gorgo.core.training.learning import OutcomeRecorder, RecordedOutcome
 from gorgo.core.training.outcomes import OutcomeRow
 

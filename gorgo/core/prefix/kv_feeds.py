@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from gorgo.core.messages.decision import CacheSource, KvEventStats
 from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, clears
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.prefix.kv_index import KvEventIndex
-from gorgo.core.prefix.kv_speculation import Speculation, SpeculationQueue
+from gorgo.core.prefix.kv_index import KvEventIndex, Speculation, SpeculationQueue
 
 # The table of feeds: which replica reports its cache for which model, and in which index.
 #

@@ -32,10 +32,15 @@ from gorgo.engines.registry import dialect
 from gorgo.errors import CalibrationError
 from gorgo.lab.calibrate.calibration import Calibration
 from gorgo.lab.calibrate.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
-from gorgo.lab.calibrate.measure import Bounds, Measurement, PoolSize
-from gorgo.lab.calibrate.measured_engine import Answer, MeasuredEngine, Prompts
-from gorgo.lab.replay.client import CONNECT_TIMEOUT_S, StreamReader, open_http, wait_for_port
-from gorgo.lab.replay.options import PORT_WAIT_S, ReplayOptions
+from gorgo.lab.calibrate.measure import Answer, Bounds, MeasuredEngine, Measurement, PoolSize, Prompts
+from gorgo.lab.replay_client import (
+    CONNECT_TIMEOUT_S,
+    PORT_WAIT_S,
+    ReplayOptions,
+    StreamReader,
+    open_http,
+    wait_for_port,
+)
 from gorgo.lab.request_log import LoggedRequest, read_logged_requests
 from gorgo.live.monitor.discovery import discover
 

@@ -17,8 +17,8 @@ from gorgo.lab.datasets.catalogue import (
     unit_warning,
     write_trace,
 )
-from gorgo.lab.datasets.fetch import RemoteDataset, remote_dataset, remote_datasets
 from gorgo.lab.datasets.prefix_shapes import AgentsShape, GroupsShape, HerdShape, RagShape, SharingShape
+from gorgo.lab.datasets.published import RemoteDataset, remote_dataset, remote_datasets
 from gorgo.lab.datasets.shape import PoissonShape, Shape, UsersShape, WorkloadShape, read_shape
 
 __all__ = [

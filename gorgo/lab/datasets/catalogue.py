@@ -23,8 +23,7 @@ from gorgo.lab.datasets.shape import PoissonShape, Shape, UsersShape, read_shape
 from gorgo.lab.datasets.synthetic import MadeRow, as_lines, as_requests, conversation_rows, poisson_rows
 from gorgo.lab.datasets.users import agent_rows, group_rows, herd_rows, rag_rows, sharing_rows, user_rows
 from gorgo.lab.request_log import is_request_log, load_request_log
-from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest, load_trace
-from gorgo.lab.traces.load import file_block_tokens
+from gorgo.lab.traces import BLOCK_TOKENS, TraceFilters, TraceRequest, file_block_tokens, load_trace
 
 #: Trace of `gorgo demo`.
 DEMO_TRACE = "chat-small"

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gorgo.lab.engine_server import shapes
-from gorgo.lab.engine_server.streams import ResponseFormat, Served, Streamed
-from gorgo.lab.engine_server.text import vector
+from gorgo.lab.engine_server.streams import ResponseFormat, Served, Streamed, vector
 
 
 class ChatFormat(ResponseFormat):

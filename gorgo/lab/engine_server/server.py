@@ -27,14 +27,12 @@ from gorgo.lab.engine_server.apis import (
     MessagesFormat,
     ResponsesFormat,
 )
-from gorgo.lab.engine_server.faults import FaultKind, read_fault
+from gorgo.lab.engine_server.cache_reports import TOPIC, CacheMirror, KvEventLog, PushReporter, PushTarget, publishing
 from gorgo.lab.engine_server.job import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, RESPONSES, Job, read_job
-from gorgo.lab.engine_server.kv_events import TOPIC, KvEventLog, publishing
-from gorgo.lab.engine_server.push import CacheMirror, PushReporter, PushTarget
-from gorgo.lab.engine_server.replica import SimulatedReplica
+from gorgo.lab.engine_server.replica import FaultKind, SimulatedReplica, read_fault
 from gorgo.lab.engine_server.stats import SGLANG_VERSION, VLLM_VERSION
 from gorgo.lab.engine_server.streams import EventStream, ResponseFormat, Served, Streamed, TokenStream, Whole, join
-from gorgo.lab.sim.engine.kv_observer import KvObservers
+from gorgo.lab.sim.engine.kv_cache import KvObservers
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.network import JITTER
 

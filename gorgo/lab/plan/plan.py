@@ -23,13 +23,11 @@ from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.numeric import Floats
-from gorgo.lab.plan.bounds import LowerBounds
-from gorgo.lab.plan.demand import Demand, read_demand
+from gorgo.lab.plan.demand import Demand, LowerBounds, read_demand
 from gorgo.lab.plan.search import Counts, FleetSearch, Measured, search
 from gorgo.lab.plan.settings import ClientGroup, Kind, PlanSettings
-from gorgo.lab.report.output import require_extra
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.report import require_extra
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.records import ClientRecord, SimRecord
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest

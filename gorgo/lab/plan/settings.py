@@ -15,8 +15,7 @@ from pydantic import Field
 
 from gorgo.config.load import load_settings
 from gorgo.errors import ConfigError
-from gorgo.lab.profile_file import is_profile_file, read_profile
-from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.sim.engine.profiles import EngineProfile, named_profile
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -134,7 +133,7 @@ class PlanSettings:
     def kinds(self) -> tuple[Kind, ...]:
         """Return every kind of replica with a price and a quota, cheapest first. Raises `UnknownProfile`."""
         found = [
-            Kind(region=region, accelerator=name, profile=_profile(one.profile), profile_name=one.profile,
+            Kind(region=region, accelerator=name, profile=named_profile(one.profile), profile_name=one.profile,
                  price_per_hour=price, quota=one.quota[region], rtt_s=self.rtt_ms[region] / 1e3)
             for name, one in self.accelerators.items()
             for region, price in one.price_per_hour.items()
@@ -194,7 +193,3 @@ def _problems(settings: PlanSettings) -> Sequence[tuple[str, str]]:
     if not problems and not settings.kinds():
         problems.append(("accelerators", "every quota is 0; expected a replica that can be had"))
     return problems
-
-
-def _profile(name: str) -> EngineProfile:
-    return read_profile(Path(name)) if is_profile_file(name) else find_profile(name)

@@ -30,7 +30,7 @@ from gorgo import __version__
 from gorgo.errors import ReportError
 from gorgo.lab.failures import count_cause
 from gorgo.lab.progress import progress_display
-from gorgo.lab.report.plots import PlannedPlot, comparison_plots, tuning_plot
+from gorgo.lab.report.plots import PlannedPlot, comparison_plots, csv_text, load_number, tuning_plot
 from gorgo.lab.report.runs import (
     MEASURES,
     RATIO_MEASURES,
@@ -49,7 +49,6 @@ from gorgo.lab.report.runs import (
     mean_share,
     ratio,
 )
-from gorgo.lab.report.series import csv_text, load_number
 from gorgo.lab.report.style import BROAD, NARROW, Layout, print_document, svg_document, svg_element
 from gorgo.lab.results import Amount, ResultRow, load_text, rows_as_json
 from gorgo.policies.registry import POLICIES

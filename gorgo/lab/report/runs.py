@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 from pydantic import Strict
 
 from gorgo.core.numeric import Floats
-from gorgo.lab.result_table import percent
-from gorgo.lab.results import Count, Number, ResultRow
+from gorgo.lab.results import Count, Number, ResultRow, percent
 from gorgo.lab.simulate.compare import Ratio, ratio_of_units
+from gorgo.policies.registry import BASELINES
 
 #: Rows that no proxy can run, see `gorgo.lab.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "pinned", "floor")
-#: The baselines of the GORGO paper.
-BASELINES = ("least-load", "least-request", "prefix-cache", "simple-session-affinity")
 
 
 @dataclass(frozen=True, slots=True)

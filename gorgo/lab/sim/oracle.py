@@ -26,7 +26,7 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.lab.sim.engine.engines import Engine, predict_first_token
 from gorgo.lab.sim.engine.prediction import ArrivingRequest, idle_ttft_s
 from gorgo.lab.sim.engine.request import EngineRequest
-from gorgo.lab.sim.faults.injector import EngineView
+from gorgo.lab.sim.faults import EngineView
 from gorgo.policies.gorgo_ms import GorgoMs, counted, excess, stall_ms
 
 #: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.

@@ -1,8 +1,8 @@
 """One run in virtual time: the proxy's own Router and policy, simulated replicas, one workload of requests.
 
 Owns how a run is made of its parts, the feed, events beside those of requests, and the interfaces of what a run takes
-beside its fleet and its requests (`Startable`, `Controller`). `routers.shell` is the shell around a Router. Engines and
-network are in `remote_replica`, faults act through `faults.injector`, `open_requests` records each request and
+beside its fleet and its requests (`Startable`, `Controller`). `routers` has the shell around a Router. Engines and
+network are in `remote_replica`, faults act through `faults`, `open_requests` records each request and
 `event_queue` orders events.
 
 Theory of operation. A run begins with a probe of every replica; requests follow. Probes, scrapes,
@@ -34,17 +34,16 @@ from gorgo.core.router import Router
 from gorgo.errors import ConfigError
 from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.event_queue import EventQueue
-from gorgo.lab.sim.faults.injector import EngineObserver, FaultInjector
+from gorgo.lab.sim.faults import EngineObserver, FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.kv_events.reports import CacheReporting, CacheReports
+from gorgo.lab.sim.kv_events import CacheReporting, CacheReports
 from gorgo.lab.sim.network import Link, RandomTable, random_table
 from gorgo.lab.sim.open_requests import OpenRequests
 from gorgo.lab.sim.pinned import TraceObserver
 from gorgo.lab.sim.port import Monitor, background_trips
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.remote_replica import RemoteReplica
-from gorgo.lab.sim.routers.group import ONE_ROUTER, PeerStore, RouterGroup
-from gorgo.lab.sim.routers.shell import KEYS_PER_REQUEST, RouterShell, RunParts
+from gorgo.lab.sim.routers import KEYS_PER_REQUEST, ONE_ROUTER, PeerStore, RouterGroup, RouterShell, RunParts
 from gorgo.lab.sim.topology import Clients
 from gorgo.lab.sim.workload import BLOCK_TOKENS, SimRequest
 

@@ -14,7 +14,7 @@ from math import inf
 from typing import Protocol
 
 from gorgo.core.router import Router
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.core.training.outcomes import OutcomeRing, TrainingRows
 
 #: Virtual time from one read of outcomes to the next, s.

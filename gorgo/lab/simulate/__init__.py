@@ -3,10 +3,18 @@
 Programs and notebooks begin with `run_policies` and `data_frame`.
 """
 
-from gorgo.lab.simulate.api import data_frame, flat_rows, run_policies, simulate_options
 from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, PINNED, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import run_many, run_once
-from gorgo.lab.simulate.simulate import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
+from gorgo.lab.simulate.simulate import (
+    DEFAULT_POLICIES,
+    SimulateOptions,
+    data_frame,
+    flat_rows,
+    jobs_of,
+    run_policies,
+    simulate_command,
+    simulate_options,
+)
 
 __all__ = [
     "BASELINES",

@@ -19,10 +19,9 @@ import numpy as np
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.prompt.fingerprint import Fingerprinter, head_of, prefix_hash
 from gorgo.core.prompt.parse import message_ends, read_prompt, token_boundaries
-from gorgo.lab.replay.bodies import body_of
+from gorgo.lab.prompt_text import BYTES_PER_TOKEN, body_of, head_text
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.traces import BLOCK_TOKENS, TraceRequest, next_turns, scheduled_s
-from gorgo.lab.traces.text import BYTES_PER_TOKEN, head_text
 
 _CHAT = "/v1/chat/completions"
 #: Key of fingerprints of a trace's text; any value will do, because the prompts of a trace are not hostile.

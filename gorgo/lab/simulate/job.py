@@ -15,17 +15,16 @@ from typing import Any
 from gorgo import __version__
 from gorgo.core.limits import RouterLimits
 from gorgo.lab.datasets import content_digest
-from gorgo.lab.results import ResultRow
-from gorgo.lab.served import is_good
-from gorgo.lab.sim.faults.scenarios import Scenario
+from gorgo.lab.results import ResultRow, is_good
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.network import LATER
 from gorgo.lab.sim.records import SimRecord
-from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.scenarios import Scenario
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.traces import TraceFilters
 
-# The bounds of goodput are those of `gorgo.lab.served`. A rejected or failed request was offered and not served well.
+# The bounds of goodput are those of `gorgo.lab.results`. A rejected or failed request was offered and not served well.
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import Any
 
 from gorgo.core.limits import HedgeLimits, RouterLimits
 from gorgo.errors import TraceError
-from gorgo.lab.results import ResultRow, load_text
-from gorgo.lab.served import E2E_S, TTFT_MS
+from gorgo.lab.results import E2E_S, TTFT_MS, ResultRow, load_text
 from gorgo.lab.simulate.job import Goodput, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import run_many
 

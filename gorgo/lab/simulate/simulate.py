@@ -1,7 +1,8 @@
 """`gorgo simulate`: every policy at every load and seed, and the files that it leaves.
 
-Owns the list of runs, the tables that are printed (a block per load, policies as rows, and ratios to the first policy)
-and the folder. Leaves a run to `gorgo.lab.simulate.run` and the statistics to `gorgo.lab.simulate.compare`. The folder:
+Owns the list of runs, the tables that are printed (a block per load, policies as rows, and ratios to the first policy),
+the folder, and the same for programs and notebooks (`run_policies`, `data_frame`). Leaves a run to
+`gorgo.lab.simulate.run` and the statistics to `gorgo.lab.simulate.compare`. The folder:
 
     OUT/results.json                         a row per run
     OUT/POLICY/xSCALE-seedSEED/              one run: its row in results.json, its requests in requests.jsonl
@@ -12,31 +13,36 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from gorgo.config.atomic import create_text_file
-from gorgo.core.limits import RouterLimits
+from gorgo.config.load import load_config
+from gorgo.config.model import Config
 from gorgo.core.policy.weights import Weights
+from gorgo.errors import MissingExtra
 from gorgo.lab.datasets import is_shape
-from gorgo.lab.demo.options import PUBLISHED
 from gorgo.lab.failures import failure_lines
 from gorgo.lab.progress import shown_progress
-from gorgo.lab.result_table import SIMULATED, results_table
-from gorgo.lab.results import ResultRow, load_text, write_results
-from gorgo.lab.sim.faults.scenarios import Scenario, find_scenario
-from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.routers.group import ONE_ROUTER, RouterGroup
+from gorgo.lab.prompt_text import warning
+from gorgo.lab.results import SIMULATED, ResultRow, load_text, results_table, write_results
+from gorgo.lab.sim.fleet import SimFleet, chosen_fleet, limits_of, with_queue_for_all
+from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
+from gorgo.lab.sim.scenarios import Scenario, chosen_scenario, find_scenario
 from gorgo.lab.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95, units_of
 from gorgo.lab.simulate.job import BASELINES, FLOOR, ORACLE, PINNED, STEADY, SimJob, SimulatedRun
 from gorgo.lab.simulate.run import policy_of, run_many
 from gorgo.lab.traces import TraceFilters
-from gorgo.lab.traces.text import warning
-from gorgo.policies.registry import make_shadow
+from gorgo.policies.registry import PUBLISHED, make_shadow
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: This project's, the published one, the paper's four baselines, and chance.
 DEFAULT_POLICIES = ("gorgo-ms", *PUBLISHED)
@@ -48,9 +54,8 @@ class SimulateOptions:
 
     Parameters
     ----------
-    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers, closed_loop, warm_s,
-    windows:
-        As in `SimJob`.
+    job:
+        What all of them have in common. Policy, weights, load and seed are those of each; no baseline has a shadow.
     policies:
         In the order of the table.
     baselines:
@@ -67,24 +72,12 @@ class SimulateOptions:
         Progress on stderr.
     """
 
-    trace: str
-    fleet: SimFleet
-    filters: TraceFilters = field(default_factory=TraceFilters)
+    job: SimJob
     policies: Sequence[str] = DEFAULT_POLICIES
     baselines: Sequence[str] = BASELINES
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     time_scales: Sequence[float] = (1.0,)
     seeds: Sequence[int] = (0,)
-    scenario: str | Scenario = STEADY
-    limits: RouterLimits | None = None
-    probe_interval_s: float = 30.0
-    scrape_interval_s: float | None = None
-    shadow: str | None = None
-    block_tokens: int | None = None
-    routers: RouterGroup = ONE_ROUTER
-    closed_loop: bool = False
-    warm_s: float = 0.0
-    windows: int = 1
     out: Path | None = None
     n_jobs: int = -1
     show_progress: bool = True
@@ -94,9 +87,9 @@ class SimulateOptions:
         """Return what is unlike between the seeds of this workload; None with one seed."""
         if len(self.seeds) < 2:
             return None
-        if is_shape(self.trace):
+        if is_shape(self.job.trace):
             return "A seed draws the requests anew, and the jitter of the network and ties."
-        scatter = ", the scatter of equal time stamps" if self.filters.spread_s else ""
+        scatter = ", the scatter of equal time stamps" if self.job.filters.spread_s else ""
         return f"A seed draws the jitter of the network{scatter} and ties; the requests are the file's (see --windows)."
 
     @property
@@ -144,39 +137,28 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
     for time_scale in dict.fromkeys(options.time_scales):
         for policy in options.names:
             for seed in options.seeds:
-                yield SimJob(
-                    trace=options.trace,
+                yield replace(
+                    options.job,
                     policy=policy,
-                    fleet=options.fleet,
-                    filters=options.filters,
-                    time_scale=time_scale,
                     weights=options.weights.get(policy),
+                    time_scale=time_scale,
                     seed=seed,
-                    scenario=options.scenario,
-                    limits=options.limits,
-                    probe_interval_s=options.probe_interval_s,
-                    scrape_interval_s=options.scrape_interval_s,
-                    block_tokens=options.block_tokens,
-                    routers=options.routers,
-                    closed_loop=options.closed_loop,
-                    warm_s=options.warm_s,
-                    windows=options.windows,
-                    shadow=None if policy in BASELINES else options.shadow,
+                    shadow=None if policy in BASELINES else options.job.shadow,
                     keep_requests=options.out is not None,
                 )
 
 
 def _check(options: SimulateOptions) -> None:
     """Raise for a wrong name or weight before the first run."""
-    scenario = find_scenario(options.scenario)
-    scenario.planned(scenario.applied_to(options.fleet), 1.0)
-    options.routers.placed(scenario.topology)
+    scenario = find_scenario(options.job.scenario)
+    scenario.planned(scenario.applied_to(options.job.fleet), 1.0)
+    options.job.routers.placed(scenario.topology)
     for name in options.names:
         if name != FLOOR:
             Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, allow_out_of_range=True)
     for name in options.policies:
         if name not in BASELINES:
-            make_shadow(options.shadow, policy_of(name))
+            make_shadow(options.job.shadow, policy_of(name))
 
 
 def _place(job: SimJob) -> tuple[float, str, int]:
@@ -296,3 +278,156 @@ def _words(ratio: Ratio | None) -> str:
     if ratio.low is None:
         return f"{ratio.value:.3f}"
     return f"{ratio.value:.3f} \\[{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+#: The file of the fleet, of the intervals and of the weights of its policy, where none is named.
+REGIONS = Path("regions.yaml")
+
+
+def run_policies(
+    trace: str | Path,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    *,
+    load: float | Sequence[float] = 1.0,
+    seeds: int | Sequence[int] = 1,
+    config: Path | Config = REGIONS,
+    n_jobs: int = -1,
+    show_progress: bool = False,
+    **options: Any,
+) -> list[ResultRow]:
+    """Run every policy and baseline at every load and seed; return a row per run and window.
+
+    Parameters
+    ----------
+    trace:
+        A file, or the name of a data set or shape.
+    policies:
+        Names; the defaults are those of the command.
+    load:
+        One or several multiples of the trace's own load.
+    seeds:
+        So many from 0, or these.
+    config:
+        regions.yaml, or a loaded one.
+    n_jobs:
+        Processes; -1: one a core.
+    options:
+        As in `simulate_options`.
+
+    Warnings about the trace are Python's. Raises what `gorgo simulate` prints as errors, all `GorgoError`.
+
+    Example
+    -------
+    >>> from gorgo.config.load import parse_config
+    >>> here = b"{regions: [{name: x}], proxy: {region: x}, replicas: [{name: a, region: x, url: 'http://a'}]}"
+    >>> config, some = parse_config(here), TraceFilters(limit=20)
+    >>> rows = run_policies("chat-small", ["gorgo-ms"], fleet="paper", config=config, n_jobs=1, filters=some)
+    >>> [row.policy for row in rows], rows[0].n, rows[0].queue
+    (['gorgo-ms', 'oracle', 'pinned', 'floor'], 20, False)
+    """
+    wanted = simulate_options(
+        trace,
+        policies,
+        time_scales=[1 / one for one in ([load] if isinstance(load, int | float) else load)],
+        seeds=range(seeds) if isinstance(seeds, int) else seeds,
+        config=config,
+        n_jobs=n_jobs,
+        show_progress=show_progress,
+        **options,
+    )
+    return simulate_command(wanted, warn=lambda text: warn(text, stacklevel=3))
+
+
+def simulate_options(
+    trace: str | Path,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    *,
+    time_scales: Sequence[float] = (1.0,),
+    seeds: Sequence[int] = (0,),
+    config: Path | Config = REGIONS,
+    source: Path = REGIONS,
+    fleet: str | SimFleet | None = None,
+    baselines: Sequence[str] = BASELINES,
+    weights: Mapping[str, Mapping[str, float]] | None = None,
+    queue: bool = False,
+    filters: TraceFilters | None = None,
+    scenario: str | Path | Scenario = STEADY,
+    shadow: str | None = None,
+    block_tokens: int | None = None,
+    routers: RouterGroup = ONE_ROUTER,
+    closed_loop: bool = False,
+    warm_s: float = 0.0,
+    windows: int = 1,
+    out: Path | None = None,
+    n_jobs: int = -1,
+    show_progress: bool = True,
+) -> SimulateOptions:
+    """Return the options of a comparison, those that are not named as the command line has them.
+
+    `baselines` are the rows of no policy: `oracle`, by far the slowest to run, `pinned` and `floor`. `fleet` is a name
+    of `gorgo fleets`, or one of your own; None: that of `config`. `scenario` is a name, a file (`*.yaml`) or one of
+    your own. `weights` are by policy, beside those that `config` has for its own; `source` names a loaded `config` in
+    errors. With `queue` every policy has the queue of the proxy; without it none has.
+    """
+    source, loaded = (config, load_config(config)) if isinstance(config, Path) else (source, config)
+    own = {loaded.proxy.policy: dict(loaded.proxy.weights)}
+    chosen = fleet if isinstance(fleet, SimFleet) else chosen_fleet(loaded, fleet, source=source)
+    job = SimJob(
+        trace=str(trace),
+        policy=next(iter((*policies, *baselines)), FLOOR),
+        fleet=chosen,
+        filters=filters or TraceFilters(),
+        scenario=chosen_scenario(scenario, chosen),
+        limits=with_queue_for_all(limits_of(loaded), enabled=queue),
+        probe_interval_s=loaded.proxy.probe_interval_s,
+        scrape_interval_s=loaded.proxy.scrape_interval_s,
+        shadow=shadow,
+        block_tokens=block_tokens,
+        routers=routers,
+        closed_loop=closed_loop,
+        warm_s=warm_s,
+        windows=windows,
+    )
+    return SimulateOptions(
+        job=job,
+        policies=tuple(dict.fromkeys(policies)),
+        baselines=tuple(baselines),
+        weights={**own, **(weights or {})},
+        time_scales=time_scales,
+        seeds=seeds,
+        out=out,
+        n_jobs=n_jobs,
+        show_progress=show_progress,
+    )
+
+
+def data_frame(rows: Sequence[ResultRow]) -> pd.DataFrame:
+    """Return a row per run and window, with the columns of `flat_rows`.
+
+    Raises `MissingExtra` where pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "a data frame needs pandas, which is not installed: pip install 'gorgo-router[notebook]'"
+        ) from error
+    return pd.DataFrame(flat_rows(rows))
+
+
+def flat_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
+    """Return rows of one level, for `data_frame` and for other packages' tables: `ttft_ms_p95` and so on.
+
+    `load` is beside `time_scale`. Weights, shares and failures have a column per name.
+    """
+    return [{**_flat("", row.as_json()), "load": 1 / row.time_scale} for row in rows]
+
+
+def _flat(prefix: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            found |= _flat(f"{prefix}{name}_", inner)
+        else:
+            found[f"{prefix}{name}"] = inner
+    return found

@@ -142,9 +142,8 @@ def _timer_of(loop: asyncio.AbstractEventLoop) -> _SharedTimer:
     return timer
 
 
-# Reservations of buffered bytes by the shell: of a request from its head to its end, and of a fetch.
-#
-# Owns the errors of a refused or evicted upload, and what counts. Leaves who gets how much to `core.limits`.
+# Reservations of buffered bytes by the shell: of a request from its head to its end, and of a fetch. `core.limits`
+# decides who gets how much.
 #
 # What counts. A body counts twice from its declaration, or as its chunks come, until the response begins: as it is
 # stored for retries, and as the joined or changed copy that is sent. The start of an answer counts while it is
@@ -431,12 +430,8 @@ async def _discard_rest(receive: Receive, limit: int) -> None:
                 pause.reschedule(now() + _LINGER_S)
 
 
-# Requests whose bodies are being read, by client: open before the Router knows them.
-#
-# Owns that count and the rejection of one too many. The quota is `core.limits`'.
-#
-# Why: a body may take a minute. Without this count a single client's slow bodies would have no bound, and could use up
-# `limits.max_in_flight`.
+# Requests whose bodies are being read, by client: open before the Router knows them. A body may take a minute. Without
+# this count a single client's slow bodies would have no bound, and could use up `limits.max_in_flight`.
 
 
 class UploadCounter:

@@ -28,15 +28,6 @@ def decoder(_: None) -> Work:
     return decode
 
 
-def main() -> None:
-    """Decode messages until the standard input ends."""
-    run_worker(decoder, frames=1, max_memory_bytes=MAX_MEMORY_BYTES)
-
-
-if __name__ == "__main__":
-    main()
-
-
 #: Blocks applied in one turn of the event loop: about a millisecond. An event without blocks counts as one.
 PIECE_BLOCKS = 512
 
@@ -101,3 +92,12 @@ def _parts(event: KvEvent) -> Iterator[KvEvent]:
         parent = event.hashes[start - 1] if start else event.parent
         tokens = event.tokens[start * block_bytes : end * block_bytes]
         yield replace(event, hashes=event.hashes[start:end], parent=parent, tokens=tokens, extra=extra)
+
+
+def main() -> None:
+    """Decode messages until the standard input ends."""
+    run_worker(decoder, frames=1, max_memory_bytes=MAX_MEMORY_BYTES)
+
+
+if __name__ == "__main__":
+    main()

@@ -193,9 +193,8 @@ def _is_json(content_type: bytes) -> bool:
     return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
-# What routing needs of a request's body: some of its top-level fields, and a sketch of its prompt.
-#
-# Owns the one parse of a body, wherever it takes place: here, or in the process of `worker`.
+# What routing needs of a request's body: some of its top-level fields, and a sketch of its prompt. It is parsed once:
+# here, or in the process of `worker`.
 
 
 #: Fields by which engines and gateways pick a worker, a host or a priority, or name a request of another client; and by

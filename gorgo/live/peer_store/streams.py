@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 # Entries of all members' streams, in the order in which the store took them.
 #
-# Owns the position in each stream and what was read and not yet applied. Leaves reading and applying to the service.
-#
 # Theory of operation. Marks of prefixes are ordered by their use, so a router that joins applies the entries of all
 # streams in one order. A read returns at most `PAGE` entries of a stream. Beyond the last entry of a full page there
 # may be more, so entries are applied up to the earliest such end; those after it wait. A stream with waiting entries
@@ -345,10 +343,9 @@ class ReportReader:
         self._last_seq[report.router] = max(report.seq, last or 0)
 
 
-# The report on its way into the store: what a failed write had is part of the next one.
-#
-# Owns nothing that grows: loads are whole states, so only the newest counts; prefixes, cache reports and answers are
-# appended up to the bounds of a report, oldest dropped first, and prefills of a replica are added up.
+# The report on its way into the store: what a failed write had is part of the next one. Nothing grows: loads are whole
+# states, so only the newest counts; prefixes, cache reports and answers are appended up to the bounds of a report,
+# oldest dropped first, and prefills of a replica are added up.
 
 
 _Entry = TypeVar("_Entry")

@@ -34,8 +34,6 @@ from gorgo.live.state import Routing
 from gorgo.live.stored_responses import StoredResponses
 
 # Results of attempts by what a replica answered: statuses, error events, and how long an answer may be.
-#
-# Owns the rules; the judgement of bytes is `core.stream`'s.
 
 
 #: A request for fewer tokens can be answered with no more than one.
@@ -572,10 +570,8 @@ def _adds_usage(route: str, body: bytes, parsed: Mapping[str, Any]) -> bool:
     return wanted and b"\0" not in body
 
 
-# The gaps between the tokens of one answer, for the p95 of its inter-token time.
-#
-# Owns which chunks count: not comments, which keep a connection alive, and not the events of a stream's end, which
-# carry no token.
+# The gaps between the tokens of one answer, for the p95 of its inter-token time. Comments, which keep a connection
+# alive, do not count, nor do the events of a stream's end, which carry no token.
 
 
 #: Gaps recorded per answer; the first 4,096 stand for longer answers.

@@ -189,10 +189,9 @@ class LearningMetrics:
         self._count("gorgo_model_writes_total", "written" if well else "failed").inc()
 
 
-# Requests, tokens and rejections by client and model: counters for a scrape, and the last minute for the status.
-#
-# Owns the bound of both labels. A client is the name of a key, never a text that it sent; a model is one that replicas
-# list. Further clients or models count as `other`.
+# Requests, tokens and rejections by client and model: counters for a scrape, and the last minute for the status. A
+# client is the name of a key, never a text that it sent; a model is one that replicas list. Further clients or models
+# count as `other`.
 
 
 #: Clients and models with series of their own: 64 keys with 8 models are 2,500 series.

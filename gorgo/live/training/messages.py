@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gorgo.core.record import record
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 
 

@@ -29,8 +29,7 @@ from gorgo.config.router_settings import training_spec
 from gorgo.core.backoff import backoff_s
 from gorgo.core.numeric import Floats
 from gorgo.core.router import Router
-from gorgo.core.training.learning import Learner
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.learning import Learner, Model, TrainingSpec
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.errors import GorgoError, ModelFileError
 from gorgo.learning.model_file import NATIVE_KINDS, dump_outcomes, dumps, load_outcomes, loads, read

@@ -1,7 +1,7 @@
 """One connection of HTTP/2 as a server of gRPC, sans-IO: bytes in, bytes out, calls opened and ended.
 
-Owns the state of the connection. Leaves single frames to `gorgo.picker.transport.frames`, one stream to
-`gorgo.picker.transport.stream`, and sockets to the server. Its parts, in the order of the file:
+Owns the state of the connection. Leaves single frames and one stream to
+`gorgo.picker.transport.frames`, and sockets to the server. Its parts, in the order of the file:
 
 - `ClientSettings`: what the client allows;
 - `FrameBudget`: how many frames without a message a client may send;
@@ -29,15 +29,16 @@ from gorgo.picker.transport.frames import (
     MAX_LIST_BYTES,
     RESPONSE,
     BlockReader,
+    CallStream,
     Code,
     HeadDecoder,
     HeaderBlock,
     Http2Error,
+    MessageError,
     refusal,
     trailers,
 )
 from gorgo.picker.transport.services import Services, Status, TransportLimits
-from gorgo.picker.transport.stream import CallStream, MessageError
 
 
 class ClientSettings:

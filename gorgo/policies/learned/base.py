@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Rows, Table
 from gorgo.core.policy.interface import Candidates, Choice, Prediction
-from gorgo.core.training.features import feature_table
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.candidate_table import feature_table
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.errors import ConfigError
 from gorgo.policies.gorgo_ms import PredictedTimes, predict_times
 
@@ -42,7 +42,7 @@ class LearnedPolicy:
     def require_packages(self) -> None:
         """Raise `MissingExtra` if a package that the training needs is not installed."""
         if self.training.kind == "trees":
-            from gorgo.learning.models.trees import require_lightgbm
+            from gorgo.learning.trees import require_lightgbm
 
             require_lightgbm()
 

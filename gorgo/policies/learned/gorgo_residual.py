@@ -10,9 +10,8 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Table
 from gorgo.core.policy.interface import Candidates, Choice, IndexKind, Prediction, argmin_tiebreak
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.core.training.features import feature_table
-from gorgo.core.training.learning import HasBase, find_base
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.candidate_table import feature_table
+from gorgo.core.training.learning import HasBase, Model, TrainingSpec, find_base
 from gorgo.errors import ConfigError
 from gorgo.policies.gorgo_ms import GorgoMs, predict_times
 from gorgo.policies.learned.base import Forecast, LearnedPolicy, predict_ttft_s, rows_in_range

@@ -15,8 +15,8 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Rows, Table
 from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak, explored_row, fill_unknown
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.core.training.features import prefix_group
-from gorgo.core.training.model import Model, TrainingSpec
+from gorgo.core.training.candidate_table import prefix_group
+from gorgo.core.training.learning import Model, TrainingSpec
 from gorgo.policies.base import rendezvous_scores
 from gorgo.policies.learned.base import (
     Forecast,

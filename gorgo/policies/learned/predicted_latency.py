@@ -17,7 +17,7 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.numeric import Floats, Mask, Rows
 from gorgo.core.policy.interface import Candidates, Choice, IndexKind, argmin_tiebreak
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.policies.learned.base import Forecast, Guard, LearnedPolicy, predict_both
 from gorgo.policies.prefix_cache import LoadPrefix
 

@@ -14,17 +14,16 @@ from typer.testing import CliRunner, Result
 from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.errors import ConfigError
-from gorgo.lab.demo.options import DemoOptions
-from gorgo.lab.profile_file import read_profile
-from gorgo.lab.replay.options import ReplayOptions, ReplayReport
+from gorgo.lab.demo import DemoOptions
+from gorgo.lab.replay_client import ReplayOptions, ReplayReport
 from gorgo.lab.results import ResultRow
-from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile, read_profile
+from gorgo.lab.sim.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate import SimJob, SimulatedRun, SimulateOptions
-from gorgo.lab.simulate.fleet import fleet_of, limits_of, with_queue_for_all
 from gorgo.lab.simulate.job import Goodput
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
-from tests.lab.calibrate.test_run import served, written
+from tests.lab.test_calibrate import served, written
 from tests.lab.test_results import row
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
@@ -101,9 +100,17 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
     loaded = load_config(config)
     assert program.asked == [
         SimulateOptions(
-            trace="my-trace",
-            fleet=fleet_of(loaded, source=config),
-            filters=FILTERED,
+            job=SimJob(
+                trace="my-trace",
+                policy="gorgo",
+                fleet=fleet_of(loaded, source=config),
+                filters=FILTERED,
+                scenario="bursts",
+                limits=with_queue_for_all(limits_of(loaded), enabled=False),
+                probe_interval_s=7.0,
+                scrape_interval_s=11.0,
+                shadow="gorgo-ms",
+            ),
             policies=("gorgo", "random"),
             weights={
                 "gorgo-ms": {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.2, "delta": 25.0, "eta": 800.0},
@@ -111,16 +118,11 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
             },
             time_scales=[2.0, 0.5],
             seeds=range(5, 8),
-            scenario="bursts",
-            limits=with_queue_for_all(limits_of(loaded), enabled=False),
-            probe_interval_s=7.0,
-            scrape_interval_s=11.0,
-            shadow="gorgo-ms",
             out=tmp_path / "out",
             n_jobs=2,
         )
     ]
-    assert (loaded.limits.max_attempts, program.asked[0].limits.overload.queue_max_requests) == (2, 99)
+    assert (loaded.limits.max_attempts, program.asked[0].job.limits.overload.queue_max_requests) == (2, 99)
 
 
 @pytest.mark.usefixtures("_no_environment")
@@ -130,12 +132,15 @@ def test_simulate_by_default_runs_every_policy_once_on_all_cores(monkeypatch: py
     loaded = load_config(REGIONS)
     assert program.asked == [
         SimulateOptions(
-            trace="my-trace",
-            fleet=fleet_of(loaded, source=REGIONS),
+            job=SimJob(
+                trace="my-trace",
+                policy="gorgo-ms",
+                fleet=fleet_of(loaded, source=REGIONS),
+                limits=with_queue_for_all(limits_of(loaded), enabled=False),
+            ),
             weights={"gorgo-ms": {spec.name: spec.default for spec in make_policy("gorgo-ms").weight_specs}},
             time_scales=[1.0],
             seeds=range(1),
-            limits=with_queue_for_all(limits_of(loaded), enabled=False),
         )
     ]
     assert program.asked[0].policies == (
@@ -236,7 +241,7 @@ def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.Monkey
 def replayed(monkeypatch: pytest.MonkeyPatch, warning: str | None = None, **errors: int) -> Program:
     answer = ReplayReport(row=row(errors=sum(errors.values()), failures=errors), wall_s=1.0, warning=warning)
     program = Program(answer)
-    monkeypatch.setattr("gorgo.lab.replay.run.replay_command", program)
+    monkeypatch.setattr("gorgo.lab.replay.replay_command", program)
     return program
 
 
@@ -291,7 +296,7 @@ def test_replay_prints_the_row_and_why_requests_failed(monkeypatch: pytest.Monke
 def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = dict.fromkeys((f"replica-{number}" for number in range(8)), 1 / 8)
     answer = ReplayReport(row=row("simple-session-affinity", share=shares), wall_s=1.0)
-    monkeypatch.setattr("gorgo.lab.replay.run.replay_command", Program(answer))
+    monkeypatch.setattr("gorgo.lab.replay.replay_command", Program(answer))
     assert "12/12/12/12/12/12/12/12" in run("replay", "my-trace").stdout
 
 
@@ -299,7 +304,7 @@ def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("_no_environment")
 def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([row("random"), row("gorgo", errors=1)])
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", program)
     (tmp_path / "mine").touch()
     result = run(
         *(
@@ -337,7 +342,7 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("_no_environment")
 def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     long = row("gorgo", n=300, errors=2, failures={"prompt over the engine's 32,768 tokens": 2})
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", Program([row("random"), long]))
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", Program([row("random"), long]))
     result = run("demo")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
@@ -348,7 +353,7 @@ def test_demo_says_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_environment")
 def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program([])
-    monkeypatch.setattr("gorgo.lab.demo.run.run_demo", program)
+    monkeypatch.setattr("gorgo.lab.demo.run_demo", program)
     result = run("demo", "--tune", "--policy", "random")
     assert (result.exit_code, program.asked) == (2, [])
     assert "random has no weight that a tuner may move" in " ".join(result.stderr.replace("│", " ").split())

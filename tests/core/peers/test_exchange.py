@@ -28,7 +28,7 @@ from gorgo.core.router import Router
 from gorgo.policies.multi_depth import MultiDepth, RouteTable
 from gorgo.policies.registry import make_policy
 from tests.core.learners import LeastPredicted, LinearModel
-from tests.core.prefix.test_index_properties import as_blocks
+from tests.core.prefix.test_index import as_blocks
 from tests.core.routers import (
     PROMPT,
     STATUS,

@@ -27,7 +27,7 @@ from gorgo.core.prompt.media import (
     media_of,
 )
 from gorgo.core.prompt.parse import read_prompt
-from gorgo.lab.engine_server.text import cache_key, token_count
+from gorgo.lab.engine_server.streams import cache_key, token_count
 from tests.core.routers import COMPLETED, a_request, dispatched, finished, make_router, submitted
 
 # --- Tokens of images, audio and video: by the header of their data, by the published formulas, and as reported.

@@ -43,8 +43,8 @@ from gorgo.lab.datasets import (
     shipped_path,
     write_trace,
 )
-from gorgo.lab.datasets import fetch as registry
-from gorgo.lab.datasets.fetch import FETCH_MAX_S, REDIRECTS_MAX, Fetched, RemoteDataset, _refuse_downgrade, fetch
+from gorgo.lab.datasets import published as registry
+from gorgo.lab.datasets.published import FETCH_MAX_S, REDIRECTS_MAX, Fetched, RemoteDataset, _refuse_downgrade, fetch
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.traces import TraceFilters, TraceRequest, load_trace
 from tests.lab.sim.fleets import three_regions

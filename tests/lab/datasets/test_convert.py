@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gorgo.cli import app
 from gorgo.errors import TraceError
-from gorgo.lab.datasets.convert import FORMS, Conversion, Timing, convert
+from gorgo.lab.datasets.published import FORMS, Conversion, Timing, convert
 from gorgo.lab.traces import TraceRequest, load_trace, next_turns
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:05.5,110,27\n"

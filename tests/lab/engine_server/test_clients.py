@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from gorgo.core.prefix.kv_source import chain_hashes
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.lab.engine_server import replica, run_engine
-from gorgo.lab.engine_server.push import PushTarget
+from gorgo.lab.engine_server.cache_reports import PushTarget
 from gorgo.live.kv_events.sockets import import_zmq
 from gorgo.live.parsing.json_body import read_fields
 from gorgo.live.prompt_tokens import PromptTokens
@@ -27,7 +27,7 @@ from gorgo.live.tokens import ModelTokens
 from tests.lab.engine_server.client import post
 from tests.lab.engine_server.conftest import QUICK, Start, serving
 from tests.lab.engine_server.test_push import listening, until
-from tests.live.kv_events.extra import needs_zmq
+from tests.live.kv_events.feeding import needs_zmq
 from tests.real.served import Served, served
 
 WEATHER = {

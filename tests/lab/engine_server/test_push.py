@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from gorgo.core.prefix.kv_source import chain_hashes
-from gorgo.lab.engine_server import push as module
-from gorgo.lab.engine_server.push import CacheMirror, PushReporter, PushTarget
+from gorgo.lab.engine_server import cache_reports as module
+from gorgo.lab.engine_server.cache_reports import CacheMirror, PushReporter, PushTarget
 from gorgo.lab.sim.engine.engines import Engine, make_engine
 from gorgo.lab.sim.engine.request import EngineRequest
 from tests.lab.engine_server.conftest import QUICK

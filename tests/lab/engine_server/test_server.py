@@ -16,8 +16,7 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from gorgo.errors import BadRequest
-from gorgo.lab.engine_server.faults import EngineFault, EngineFaults, FaultKind, read_fault
-from gorgo.lab.engine_server.replica import Deliveries, StepLoop
+from gorgo.lab.engine_server.replica import Deliveries, EngineFault, EngineFaults, FaultKind, StepLoop, read_fault
 from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.request import EngineRequest
 from gorgo.lab.sim.network import Link, Path

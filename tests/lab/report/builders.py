@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.lab.replay.summary import ReplayRecord
+from gorgo.lab.replay_client import ReplayRecord
 from gorgo.lab.report.runs import Cell, Comparison, Requests, Run
 from gorgo.lab.results import ResultRow, Spread, write_results
 

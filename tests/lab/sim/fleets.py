@@ -6,8 +6,7 @@ import numpy as np
 
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest
 

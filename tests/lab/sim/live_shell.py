@@ -25,7 +25,7 @@ from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.network import RandomTable, TripDelays
 from gorgo.lab.sim.port import Monitor
 from gorgo.lab.sim.remote_replica import RemoteReplica
-from gorgo.lab.sim.routers.shell import KEYS_PER_REQUEST
+from gorgo.lab.sim.routers import KEYS_PER_REQUEST
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.live.http.headers import Header
 from gorgo.live.state import LiveState

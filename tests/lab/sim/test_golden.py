@@ -20,13 +20,12 @@ from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.config.values import BLOCK_BYTES
 from gorgo.core.messages.decision import Decision
 from gorgo.core.router import Router
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.core.training.outcomes import COLUMNS, TrainingRows
 from gorgo.lab.datasets import load_requests
-from gorgo.lab.replay.bodies import body_of
+from gorgo.lab.prompt_text import body_of
 from gorgo.lab.sim.engine.profiles import EngineProfile, as_vllm, find_profile
-from gorgo.lab.sim.faults.injector import FaultInjector
-from gorgo.lab.sim.faults.kinds import FailFast
+from gorgo.lab.sim.faults import FailFast, FaultInjector
 from gorgo.lab.sim.fleet import SimFleet, SimReplica
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.simulation import Simulation

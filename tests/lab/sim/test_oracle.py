@@ -20,14 +20,13 @@ from gorgo.lab.sim.engine.engines import Engine as AnyEngine
 from gorgo.lab.sim.engine.model import EngineModel
 from gorgo.lab.sim.engine.profiles import find_profile
 from gorgo.lab.sim.engine.request import EngineRequest
-from gorgo.lab.sim.engine.vllm.model import VllmModel
-from gorgo.lab.sim.faults.scenarios import find_scenario, with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.engine.vllm import VllmModel
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, find_fleet, with_accurate_priors
 from gorgo.lab.sim.lower_bound import lower_bound
-from gorgo.lab.sim.named_fleets import find_fleet
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.oracle import DEAD_MS, Oracle, make_oracle
 from gorgo.lab.sim.pinned import EXACT_ASSIGNMENTS, Pinned, _Search, assign, sessions_of
+from gorgo.lab.sim.scenarios import find_scenario
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once

@@ -15,7 +15,7 @@ from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.router import Router
 from gorgo.errors import ConfigError, UnknownReplica
 from gorgo.lab.sim.event_queue import EventQueue
-from gorgo.lab.sim.faults.injector import FaultInjector
+from gorgo.lab.sim.faults import FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.simulation import Simulation

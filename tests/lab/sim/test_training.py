@@ -16,11 +16,9 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.core.training.learning import Learner
-from gorgo.core.training.model import ModelKind, TrainingSpec
+from gorgo.core.training.learning import Learner, ModelKind, TrainingSpec
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.records import SimResult
 from gorgo.lab.sim.simulation import Simulation

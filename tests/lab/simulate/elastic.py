@@ -28,7 +28,7 @@ from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.router import Router
 from gorgo.core.scaling import READ_AT_ONCE, ScalingLimits, ScalingSignal
 from gorgo.lab.sim.engine.driver import SimAttempt
-from gorgo.lab.sim.faults.injector import FaultInjector
+from gorgo.lab.sim.faults import FaultInjector
 from gorgo.lab.sim.fleet import SimFleet
 from gorgo.lab.sim.network import TripDelays, random_table
 from gorgo.lab.sim.port import ReplicaPort

@@ -12,7 +12,7 @@ import pytest
 
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TraceError
-from gorgo.lab.replay.bodies import body_of
+from gorgo.lab.prompt_text import body_of
 from gorgo.lab.results import ResultRow, Spread
 from gorgo.lab.sim.engine.itl import ItlHistogram
 from gorgo.lab.sim.records import SimRecord, SimResult
@@ -29,7 +29,7 @@ from gorgo.lab.simulate.compare import (
 )
 from gorgo.lab.simulate.feed import feed_of, fingerprinted
 from gorgo.lab.simulate.overload import at_once, capacity_scale, overload_rows, with_queue
-from gorgo.lab.simulate.rows import simulated_run
+from gorgo.lab.simulate.run import simulated_run
 from gorgo.lab.traces import TraceRequest
 from tests.lab.sim.fleets import three_regions
 

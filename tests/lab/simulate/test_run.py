@@ -20,15 +20,15 @@ from gorgo.errors import ConfigError, TraceError, UnknownPolicy, UnknownScenario
 from gorgo.lab.rank import rank_table, read_rows
 from gorgo.lab.results import Spread
 from gorgo.lab.sim.engine.itl import ItlHistogram
+from gorgo.lab.sim.fleet import NamedFleet
 from gorgo.lab.sim.lower_bound import lower_bound
-from gorgo.lab.sim.named_fleets import NamedFleet
 from gorgo.lab.sim.records import SimRecord, SimResult
-from gorgo.lab.sim.routers.group import RouterGroup
+from gorgo.lab.sim.routers import RouterGroup
 from gorgo.lab.sim.simulation import Simulation
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run, run_many, run_once
 from gorgo.lab.simulate.job import SimulatedRun, goodput_of
-from gorgo.lab.simulate.rows import NEW_OBJECTS, floor_run, rare_collections, simulated_run, trace_name
+from gorgo.lab.simulate.run import NEW_OBJECTS, floor_run, rare_collections, simulated_run, trace_name
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import make_policy
 from tests.lab.sim.fleets import conversations, three_regions

@@ -14,8 +14,7 @@ from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.router import Router
 from gorgo.core.scaling import ScalingLimits
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.faults.scenarios import with_accurate_priors
-from gorgo.lab.sim.fleet import SimFleet, SimReplica
+from gorgo.lab.sim.fleet import SimFleet, SimReplica, with_accurate_priors
 from gorgo.lab.sim.network import Link
 from gorgo.lab.sim.workload import SimRequest
 from tests.bench.scaling import WARM_PROMPTS, join

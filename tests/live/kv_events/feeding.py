@@ -10,13 +10,16 @@ from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from gorgo.config.fleet import KvEventsConfig
 from gorgo.core.messages.actions import Action
 from gorgo.core.messages.kv_events import KvEventBatch
 from gorgo.core.prefix.kv_index import KvEventIndex
 from gorgo.core.prefix.kv_source import chain_hashes, token_bytes
 from gorgo.engines.registry import dialect
-from gorgo.lab.engine_server.kv_events import BUFFERED, TOPIC, KvEventLog, KvEventPublisher
+from gorgo.lab.engine_server.cache_reports import BUFFERED, TOPIC, KvEventLog, KvEventPublisher
+from gorgo.live.extras import EVENTS, is_installed
 from gorgo.live.kv_events.sockets import import_zmq
 from gorgo.live.kv_events.subscriber import KvSubscriber, KvSubscriptions
 from gorgo.live.kv_feed_stats import KvFeedStats
@@ -238,3 +241,11 @@ async def publishing(**more: Any) -> AsyncIterator[Engine]:
 def prompt(number: int, blocks: int = 3) -> list[int]:
     """Tokens of the prompt of that number."""
     return [number * 1000 + token for token in range(blocks * BLOCK_TOKENS)]
+
+
+# --- Skips loudly what needs the extra `events`.
+
+
+needs_zmq = pytest.mark.skipif(
+    not is_installed(EVENTS), reason="KV EVENTS SKIPPED: pyzmq is not installed (extra `events`)"
+)

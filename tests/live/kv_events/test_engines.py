@@ -14,7 +14,7 @@ from gorgo.config.model import Config, ModelConfig, RegionConfig
 from gorgo.lab.engine_server import run_engine
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from tests.lab.engine_server.conftest import QUICK
-from tests.live.kv_events.extra import needs_zmq
+from tests.live.kv_events.feeding import needs_zmq
 from tests.ports import free_port
 from tests.proxy.conftest import QUIET, Running, Start, until
 

@@ -13,8 +13,7 @@ import pytest
 
 from gorgo.live.kv_events import sockets
 from gorgo.live.kv_events.sockets import Arrivals, Backlog, Backlogs, MessageRefusedError, Receiver, Turn, import_zmq
-from tests.live.kv_events.extra import needs_zmq
-from tests.live.kv_events.feeding import until
+from tests.live.kv_events.feeding import needs_zmq, until
 
 pytestmark = needs_zmq
 ON_BOTH_LOOPS = True

@@ -21,8 +21,7 @@ from gorgo.live.kv_events import feed, sockets, subscriber, subscription
 from gorgo.live.kv_events.sockets import Backlog, KvSockets
 from gorgo.live.kv_events.worker import PIECE_BLOCKS
 from tests import fuzz
-from tests.live.kv_events.extra import needs_zmq
-from tests.live.kv_events.feeding import BLOCK_TOKENS, prompt, publishing, subscribed, until
+from tests.live.kv_events.feeding import BLOCK_TOKENS, needs_zmq, prompt, publishing, subscribed, until
 
 pytestmark = needs_zmq
 ON_BOTH_LOOPS = True

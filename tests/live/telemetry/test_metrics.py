@@ -36,8 +36,8 @@ from gorgo.live.telemetry.counters import (
     PeerMetrics,
 )
 from gorgo.live.telemetry.health import HealthLog
-from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS, buckets_of
-from gorgo.live.telemetry.metrics import METRICS, MIN_WINDOW_S, CacheMetrics, Metrics, Saturation
+from gorgo.live.telemetry.metric_table import CACHE_METRICS, CACHE_REPORTS, LABELS, METRICS, buckets_of
+from gorgo.live.telemetry.metrics import MIN_WINDOW_S, CacheMetrics, Metrics, Saturation
 from gorgo.policies.multi_depth import MultiDepth
 from tests.core.routers import make_router, timed
 from tests.live.cache_push.test_pushes import TOKENS, Engine

@@ -18,7 +18,7 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.policy.interface import Policy
 from gorgo.core.router import Router
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.live.telemetry.counters import LearningMetrics, MetricStore
 from gorgo.live.telemetry.metric_table import METRICS
 from gorgo.live.training import service as service_module

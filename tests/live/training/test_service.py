@@ -18,7 +18,7 @@ import pytest
 
 from gorgo.config.model import LearningConfig
 from gorgo.core.policy.weights import Weights
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import TrainingSpec
 from gorgo.core.training.outcomes import OUTCOMES
 from gorgo.learning.model_file import load, save
 from gorgo.learning.trainer import fit

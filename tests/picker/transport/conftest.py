@@ -14,9 +14,47 @@ import pytest
 
 from gorgo.config.model import PickerTlsConfig
 from gorgo.core.limits import BufferBudget
+from gorgo.picker.protocol.messages import ProtocolError
 from gorgo.picker.transport.server import Http2Server
 from gorgo.picker.transport.services import PROCESS, CallHandlers, Health, Output, Services, TransportLimits, services
-from tests.picker.transport.calls import EchoCall
+
+
+@dataclass
+class EchoCall:
+    """Answers as the message says: `later ...` after the call has returned, `end`, `wrong`, `broken`."""
+
+    output: Output
+    received: list[bytes] = field(default_factory=list)
+    ends: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def feed(self, message: bytes) -> None:
+        self.received.append(message)
+        word = message[:8].partition(b" ")[0]
+        if word == b"end":
+            self.output.send_message(b"last")
+            self.output.end_call()
+        elif word == b"wrong":
+            raise ProtocolError("expected another word")
+        elif word == b"broken":
+            raise ZeroDivisionError
+        elif word == b"later":
+            asyncio.get_running_loop().call_later(0.01, self.output.send_message, b"late")
+        elif word == b"endlater":
+            asyncio.get_running_loop().call_later(0.01, self.output.end_call)
+        elif word == b"pieces":
+            for number in range(int(message.split()[1])):
+                self.output.send_message(b"%d " % number + b"x" * 60_000)
+        elif word != b"quiet":
+            self.output.send_message(b"echo " + message)
+
+    def closed(self) -> None:
+        self.ends += 1
+        self.ended.set()
+
+
+# --- A server on a free port, with an echo in place of the picker's calls.
+
 
 MESSAGE_BYTES = 1_000_000
 

@@ -11,7 +11,7 @@ from gorgo.core.limits import BufferBudget
 from gorgo.picker.transport import frames
 from gorgo.picker.transport.connection import Connection
 from gorgo.picker.transport.services import PROCESS, CallHandlers, Output, Services, TransportLimits
-from tests.picker.transport.calls import EchoCall
+from tests.picker.transport.conftest import EchoCall
 
 MESSAGE_BYTES = 200_000
 CALLS = 8

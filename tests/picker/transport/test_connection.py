@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.limits import BufferBudget
 from gorgo.picker.transport import connection, frames
-from gorgo.picker.transport.frames import BLOCK_BYTES, MAX_CONTINUATIONS, Code, Http2Error
-from gorgo.picker.transport.stream import CallStream
+from gorgo.picker.transport.frames import BLOCK_BYTES, MAX_CONTINUATIONS, CallStream, Code, Http2Error
 from tests import fuzz
 from tests.picker.transport.peer import (
     BLOCK,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.policy.interface import Candidates, Choice, Prediction
-from gorgo.core.training.learning import Learner
-from gorgo.core.training.model import TrainingSpec
+from gorgo.core.training.learning import Learner, TrainingSpec
 from gorgo.errors import ConfigError
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.learned.gorgo_residual import FEATURES, PRIOR, GorgoResidual, clipped

@@ -15,17 +15,15 @@ import pytest
 from gorgo.core.continuation import MOST_PAUSE_S, whole_events
 from gorgo.live.reload.reloader import move_streams
 from gorgo.live.upstream.client import UpstreamError
+from gorgo.proxy.exchange import response
 from gorgo.proxy.exchange.passage import Passage
+from tests.proxy.conftest import Running, Start
 from tests.proxy.exchange.test_handler import config
-from tests.proxy.fakes import DONE, ROLE, chat
+from tests.proxy.fakes import DONE, ROLE, chat, delta, event, hang
 from tests.proxy.virtual import EVENTS, JSON, Script, ScriptedUpstream, Step, VirtualProxy, in_virtual_time
 
 STREAM = chat(stream=True)
 LOST = UpstreamError("disconnected")
-
-
-def event(fields: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
 
 def said(text: str, finish: str | None = None, name: str = "first", **more: Any) -> bytes:
@@ -1079,3 +1077,70 @@ def test_half_a_character_at_the_end_is_cut_at_the_last_whole_one_and_its_other_
         assert units.decode("utf-16-le") == f"ab {smile}!"
 
     virtually(test, [broken(said(" \ud83d"), LOST)], [rest])
+
+
+# --- Over sockets: the replica of a stream and the one that is asked for the rest of its answer, both open at once.
+
+
+STOP = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+BEGUN = (ROLE, delta("a"))
+MOVED_REST = (delta("b"), STOP, DONE)
+
+
+async def read(fleet: Running, begun: asyncio.Event) -> bytes:
+    got = b""
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)) as response:
+        async for chunk in response.aiter_bytes():
+            got += chunk
+            if delta("a") in got:
+                begun.set()
+    return got
+
+
+async def both_open(start: Start, why: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Running, asyncio.Task[bytes]]:
+    """Return a fleet whose first replica is silent behind `a`, and whose second one has been asked for the rest."""
+    if why == "stalled":
+        monkeypatch.setattr(response, "STALL_S", 0.05)
+    other = (ROLE, delta("B"), STOP, DONE)
+    fleet = await start.fleet([hang(*BEGUN, rest=MOVED_REST)], [hang(rest=other)])
+    begun = asyncio.Event()
+    reading = asyncio.create_task(read(fleet, begun))
+    await asyncio.wait_for(begun.wait(), 20)
+    if why == "moved":
+        (await fleet.admin.post("/admin/replicas/r0/drain", json={"move": True})).raise_for_status()
+    await asyncio.wait_for(fleet.replicas[1].arrived.wait(), 20)
+    assert json.loads(fleet.replicas[1].seen[0].body)["messages"][-1] == {"role": "assistant", "content": "a"}
+    assert not fleet.replicas[0].dropped.is_set()
+    return fleet, reading
+
+
+@pytest.mark.parametrize("why", ["moved", "stalled"])
+async def test_the_old_stream_is_closed_once_the_rest_has_begun(
+    start: Start, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, reading = await both_open(start, why, monkeypatch)
+    fleet.replicas[1].release.set()
+    got = await asyncio.wait_for(reading, 20)
+    await asyncio.wait_for(fleet.replicas[0].dropped.wait(), 20)
+    assert got.startswith(b"".join(BEGUN))
+    assert got.count(b'"B"') == got.count(b"[DONE]") == got.count(b'"stop"') == 1
+    assert b'"b"' not in got
+    await fleet.idle()
+    (sample,) = fleet.state.routing.router.samples
+    assert (sample.replica, sample.continued, sample.retries) == ("r1", 1, 0)
+
+
+@pytest.mark.parametrize("why", ["moved", "stalled"])
+async def test_a_stream_that_goes_on_first_keeps_its_answer_and_the_other_connection_is_closed(
+    start: Start, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, reading = await both_open(start, why, monkeypatch)
+    fleet.replicas[0].release.set()
+    got = await asyncio.wait_for(reading, 20)
+    await asyncio.wait_for(fleet.replicas[1].dropped.wait(), 20)
+    assert got == b"".join((*BEGUN, *MOVED_REST))
+    await fleet.idle()
+    (sample,) = fleet.state.routing.router.samples
+    assert (sample.replica, sample.continued, sample.retries, sample.status) == ("r0", 0, 0, 200)
+    views = fleet.state.routing.router.view.snapshots(now=fleet.state.routing.clock())
+    assert [(view.failures, view.in_flight_requests) for view in views] == [(0, 0), (0, 0)]

@@ -14,7 +14,7 @@ from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import TunerError
 from tests.tuner.campaign.fleet import START, Effect, Proxy, Run, bowl, driven, nothing
 from tuner.campaign.comparison import Verdict
-from tuner.campaign.generation_log import GenerationLog
+from tuner.campaign.generation import GenerationLog
 from tuner.campaign.options import CampaignOptions, Mode
 from tuner.objective import WindowStats
 from tuner.optimizers.registry import Fixed

@@ -19,8 +19,7 @@ from gorgo.errors import TunerError, WeightsError
 from gorgo.lab.datasets import load_requests
 from gorgo.lab.request_log import load_request_log
 from gorgo.lab.sim.engine.profiles import find_profile
-from gorgo.lab.sim.fleet import SimFleet
-from gorgo.lab.sim.named_fleets import QWEN_L40S
+from gorgo.lab.sim.fleet import QWEN_L40S, SimFleet
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
 from gorgo.lab.simulate.compare import Ratio
@@ -30,29 +29,28 @@ from gorgo.live.logs import Finished, RequestLogFile
 from gorgo.policies.registry import make_policy
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
-from tuner.offline import (
-    CampaignRun,
-    SearchOptions,
-    SearchResult,
-    calibrated,
-    decide,
-    search_weights,
-    simulate_campaign,
-    simulated_campaign,
-    weights_file,
-)
-from tuner.offline.calibration import MAX_BYTES, read_fleet
+from tuner.offline import simulated_campaign
+from tuner.offline.composition import MAX_BYTES, calibrated, read_fleet
 from tuner.offline.search import (
+    ANOTHER_DAY,
     HELD_OUT,
     HELD_OUT_SEED,
     MODE,
     CandidateBatch,
     RunScore,
     ScoredWeights,
+    SearchOptions,
+    SearchResult,
+    SearchVerdict,
+    decide,
+    not_shown,
     refused,
     scores_of,
+    search_weights,
+    start_is_worse,
+    weights_file,
 )
-from tuner.offline.verdict import ANOTHER_DAY, SearchVerdict, not_shown, start_is_worse
+from tuner.offline.simulated_campaign import CampaignRun, simulate_campaign
 
 # --- A fleet and a window small enough that a whole campaign on it takes a second.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from tests.tuner.sidecar.rig import PATIENCE_S, REPLICAS, TOKEN, Rig, write_config
 
 

@@ -13,10 +13,9 @@ import httpx
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.proxy_client import ProxyClient
-from tuner.sidecar.bootstrap import Bootstrap
+from tuner.sidecar.bootstrap import Bootstrap, SidecarOptions
 from tuner.sidecar.loop import Sidecar
 from tuner.sidecar.metrics import TunerMetrics
-from tuner.sidecar.options import SidecarOptions
 from tuner.sidecar.progress import Reporter
 
 DEFAULTS = {"w_rtt": 0.5, "w_queue": 0.1}

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from tests.ports import free_port
 
 TOKEN = "token-of-the-tests"

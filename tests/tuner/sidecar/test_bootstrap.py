@@ -21,10 +21,9 @@ from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.proxy_client import ProxyClient, ProxyWeights
 from tuner.sidecar import bootstrap, commands
-from tuner.sidecar.bootstrap import connect, lead, run_sidecar
+from tuner.sidecar.bootstrap import SidecarOptions, connect, lead, leadership_of, recorded_options, run_sidecar
 from tuner.sidecar.commands import CommandQueue
 from tuner.sidecar.metrics import TunerMetrics
-from tuner.sidecar.options import SidecarOptions, leadership_of, recorded_options
 from tuner.sidecar.progress import Reporter
 
 

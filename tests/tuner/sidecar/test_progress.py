@@ -21,10 +21,9 @@ from tests.tuner.history.examples import generation
 from tests.tuner.sidecar.fake_proxy import Beside, FakeProxy
 from tuner.campaign.generation import Generation
 from tuner.objective import SampleCursor
-from tuner.proxy_client import SampleBatch
+from tuner.proxy_client import MAX_PAGES, SampleBatch, SampleBatchResult, read_new
 from tuner.sidecar.metrics import LABELS, METRICS, TunerMetrics, listening
 from tuner.sidecar.progress import LINE_EVERY_S, LinePrinter, Progress, Reporter, line, verdict
-from tuner.sidecar.reader import MAX_PAGES, SampleBatchResult, read_new
 
 PROGRESS = Progress(
     phase="comparing",

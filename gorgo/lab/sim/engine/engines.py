@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
-from gorgo.lab.sim.engine.kv_observer import KvObserver
+from gorgo.lab.sim.engine.kv_cache import KvObserver
 from gorgo.lab.sim.engine.model import EngineModel
-from gorgo.lab.sim.engine.prediction import ArrivingRequest, PredictedFirstToken, predict
+from gorgo.lab.sim.engine.prediction import ArrivingRequest, PredictedFirstToken, predict, predict_vllm
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.engine.request import EngineRequest, RequestT, Step, Totals
-from gorgo.lab.sim.engine.vllm.model import VllmModel
-from gorgo.lab.sim.engine.vllm.prediction import predict_vllm
+from gorgo.lab.sim.engine.vllm import VllmModel
 
 ObservedT = TypeVar("ObservedT", bound=EngineRequest, covariant=True)
 

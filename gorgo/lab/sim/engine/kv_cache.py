@@ -22,13 +22,116 @@ An item is the unit of the keys: one token of four bytes in a served engine, a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Self
+from math import lcm
+from typing import Protocol, Self
 
 from gorgo.core.prefix.residency import RadixNode, RadixTree
 from gorgo.core.record import record
-from gorgo.lab.sim.engine.kv_observer import KvObserver, TreeBlocks
+
+# The observer of an engine's KV cache: which blocks it stores and removes, as real engines publish it.
+#
+# Owns the interface and the blocks of a radix cache. Publishers of events and reporters of pushes implement it; a cache
+# without an observer computes none of it.
+#
+# A block is named by a chained hash, as in a real engine: valid within one cache and one process, and signed. A cache
+# of the SGLang kind stores the blocks of a prompt after its whole prefill, one of the vLLM kind each block as soon as
+# its last token is scheduled. The latter can have several copies of a block, each of which is stored and removed once.
+
+
+class KvObserver(Protocol):
+    """Receiver of the changes of one cache, in their order. It must not call the cache."""
+
+    def stored(self, hashes: Sequence[int], parent: int | None, items: bytes) -> None:
+        """Store consecutive blocks behind `parent`, `None` at the start of a prompt; `items` are their key items."""
+
+    def removed(self, hashes: Sequence[int]) -> None:
+        """Remove one copy of each of these blocks."""
+
+    def cleared(self) -> None:
+        """Empty the cache."""
+
+
+class KvObservers(KvObserver):
+    """Several observers of one cache, each with every change.
+
+    Parameters
+    ----------
+    observers:
+        In the order in which they receive a change.
+    """
+
+    def __init__(self, observers: Sequence[KvObserver]) -> None:
+        self._observers = tuple(observers)
+
+    def stored(self, hashes: Sequence[int], parent: int | None, items: bytes) -> None:
+        for observer in self._observers:
+            observer.stored(hashes, parent, items)
+
+    def removed(self, hashes: Sequence[int]) -> None:
+        for observer in self._observers:
+            observer.removed(hashes)
+
+    def cleared(self) -> None:
+        for observer in self._observers:
+            observer.cleared()
+
+
+class TreeBlocks:
+    """The blocks of a cache whose prefixes are a tree: a block is cached while its last item is in the tree.
+
+    Parameters
+    ----------
+    observer:
+        Receives them.
+    block_bytes:
+        Bytes of a block's items.
+
+    Example
+    -------
+    >>> class Printed:
+    ...     def stored(self, hashes, parent, items):
+    ...         print(len(hashes), parent is None, items)
+    ...     def removed(self, hashes):
+    ...         print(len(hashes))
+    >>> blocks = TreeBlocks(Printed(), block_bytes=2)
+    >>> blocks.report_stored(b"abcde", start=0)
+    2 True b'abcd'
+    >>> blocks.report_stored(b"abcdef", start=5)  # The block began with an item that was cached before.
+    1 False b'ef'
+    """
+
+    def __init__(self, observer: KvObserver, *, block_bytes: int) -> None:
+        self._observer = observer
+        self._block_bytes = block_bytes
+
+    def report_stored(self, key: bytes, *, start: int) -> None:
+        """Report what `key` adds behind its first `start` bytes."""
+        first, hashes = start // self._block_bytes, self._hashes(key)
+        if added := hashes[first:]:
+            parent = hashes[first - 1] if first else None
+            items = key[first * self._block_bytes : len(hashes) * self._block_bytes]
+            self._observer.stored(added, parent, items)
+
+    def report_removed(self, key: bytes, *, start: int) -> None:
+        """Report that `key` is cut to its first `start` bytes."""
+        if removed := self._hashes(key)[start // self._block_bytes :]:
+            self._observer.removed(removed)
+
+    def report_cleared(self) -> None:
+        """Report an empty cache."""
+        self._observer.cleared()
+
+    def _hashes(self, key: bytes) -> list[int]:
+        """Return the hash of each whole block."""
+        size, parent, hashes = self._block_bytes, 0, []
+        for end in range(size, len(key) + 1, size):
+            parent = hash((parent, key[end - size : end]))
+            hashes.append(parent)
+        return hashes
+
 
 #: A product with a share may lie so much below the whole number that it stands for.
 _ROUNDING = 1e-6
@@ -298,3 +401,218 @@ class KvCache:
         self.evicted_tokens_total += self._tokens(node)
         if parent is not self.root:
             self._offer(parent)
+
+
+# The KV pool of a vLLM-like engine: blocks of a fixed size, their references, and the cache of full ones.
+#
+# Owns allocation, reference counts and eviction. `vllm` decides when blocks are taken, stored and released.
+#
+# Theory of operation. A block is full or not. A full one has content, the tokens up to its end, and can be found by any
+# request from the moment at which its tokens are scheduled; others are blank. Blocks of no request are free and still
+# found:
+#
+#     blank   never used, or released before it was full: taken first
+#     cached  released last, from the end of its request to the start: taken in the order of release
+#
+# Two requests may compute the same content at once: both blocks are cached, and the older one is found.
+#
+# A unit is what the keys of requests can name: one block in a served engine, the blocks of one item in a trace replay,
+# where an item has more tokens than a block. Units are found and evicted whole; blank blocks are counted one by one.
+
+
+class CachedUnit:
+    """One copy of some content and the number of requests that hold it."""
+
+    __slots__ = ("content", "holders")
+
+    def __init__(self, content: int) -> None:
+        self.content = content
+        self.holders = 1
+
+
+class BlockPool:
+    """Blocks and prefix cache of one engine.
+
+    Parameters
+    ----------
+    capacity_tokens:
+        Size of the pool; what is less than a block is not used.
+    block_tokens:
+        Size of a block.
+    item_bytes, item_tokens:
+        Bytes of one key item, and tokens that it stands for.
+    hit_share, checkpoint_tokens, caching:
+        As in `EngineProfile`; `caching` is its `prefix_cache`.
+
+    Example
+    -------
+    >>> pool = BlockPool(capacity_tokens=64, block_tokens=16, item_bytes=1)
+    >>> contents = pool.contents(b"a" * 40)
+    >>> pool.take_blocks(3)
+    >>> held = pool.store(contents)
+    >>> pool.release(held, blank=1)
+    >>> len(pool.find(pool.contents(b"a" * 20))), pool.free_blocks, pool.evictable_tokens
+    (1, 4, 32)
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity_tokens: int,
+        block_tokens: int = 16,
+        item_bytes: int = 4,
+        item_tokens: int = 1,
+        hit_share: float = 1.0,
+        checkpoint_tokens: int = 1,
+        caching: bool = True,
+    ) -> None:
+        assert capacity_tokens >= block_tokens >= 1, "a pool has a block"
+        self.block_tokens = block_tokens
+        self.item_bytes = item_bytes
+        self.item_tokens = item_tokens
+        self.blocks = capacity_tokens // block_tokens
+        self.unit_tokens = lcm(block_tokens, item_tokens)
+        self.unit_blocks = self.unit_tokens // block_tokens
+        self.evicted_tokens_total = 0
+        self._unit_bytes = self.unit_tokens // item_tokens * item_bytes
+        self._hit_share = hit_share
+        self._checkpoint_tokens = checkpoint_tokens
+        self._caching = caching
+        #: Receives each change; `None`: not reported.
+        self.observer: KvObserver | None = None
+        self._blank = self.blocks
+        #: Copies by content, the oldest first.
+        self._copies: dict[int, list[CachedUnit]] = {}
+        #: Cached units of no request, the first released first.
+        self._free: OrderedDict[CachedUnit, None] = OrderedDict()
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.blocks * self.block_tokens
+
+    @property
+    def event_tokens(self) -> int:
+        """Return the tokens of a block as an observer sees them: those of a unit."""
+        return self.unit_tokens
+
+    @property
+    def free_blocks(self) -> int:
+        """Return the blocks that no request holds."""
+        return self._blank + len(self._free) * self.unit_blocks
+
+    @property
+    def free_tokens(self) -> int:
+        """Return the tokens of free blocks without content."""
+        return self._blank * self.block_tokens
+
+    @property
+    def evictable_tokens(self) -> int:
+        """Return the tokens of free blocks that are still found."""
+        return len(self._free) * self.unit_tokens
+
+    def blocks_of(self, tokens: int) -> int:
+        """Return the blocks that so many tokens of one request take."""
+        return -(-tokens // self.block_tokens)
+
+    def report_to(self, observer: KvObserver) -> None:
+        """Report each change from now on; nothing is cached yet."""
+        assert not self._copies, "an observer knows the whole cache"
+        self.observer = observer
+
+    def contents(self, key: bytes) -> tuple[int, ...]:
+        """The content of each whole unit of `key`: equal if all tokens up to its end are equal."""
+        if not self._caching:
+            return ()
+        contents, content = [], 0
+        for start in range(0, len(key) // self._unit_bytes * self._unit_bytes, self._unit_bytes):
+            content = hash((content, key[start : start + self._unit_bytes]))
+            contents.append(content)
+        return tuple(contents)
+
+    def has(self, content: int) -> bool:
+        """Whether some block has this content."""
+        return content in self._copies
+
+    def find(self, contents: Sequence[int]) -> list[CachedUnit]:
+        """The longest cached prefix as the engine finds it. Changes nothing."""
+        found = []
+        for content in contents:
+            copies = self._copies.get(content)
+            if copies is None:
+                break
+            found.append(copies[0])
+        return found[: self.found_units(len(found))]
+
+    def found_units(self, units: int) -> int:
+        """Return how many of the first `units` are found where so many are cached."""
+        if self._hit_share == 1.0 and self._checkpoint_tokens == 1:
+            return units
+        tokens = int(units * self.unit_tokens * self._hit_share + _ROUNDING)
+        return (tokens - tokens % self._checkpoint_tokens) // self.unit_tokens
+
+    def idle_blocks(self, units: Iterable[CachedUnit]) -> int:
+        """Return the free blocks among `units`, which are free no more once a request holds them."""
+        return sum(not unit.holders for unit in units) * self.unit_blocks
+
+    def hold(self, units: Iterable[CachedUnit]) -> None:
+        """Let one more request hold each."""
+        for unit in units:
+            if not unit.holders:
+                del self._free[unit]
+            unit.holders += 1
+
+    def take_blocks(self, blocks: int) -> None:
+        """Give blank blocks to a request; the caller saw that so many are free."""
+        assert blocks <= self.free_blocks, "no more is taken than is free"
+        while self._blank < blocks:
+            unit, _ = self._free.popitem(last=False)
+            self._forget(unit)
+            self._blank += self.unit_blocks
+            self.evicted_tokens_total += self.unit_tokens
+        self._blank -= blocks
+
+    def store(self, contents: Iterable[int]) -> list[CachedUnit]:
+        """Give content to blank blocks that a request holds."""
+        units = [CachedUnit(content) for content in contents]
+        for unit in units:
+            self._copies.setdefault(unit.content, []).append(unit)
+        return units
+
+    def report_stored(self, contents: Sequence[int], key: bytes, *, first: int) -> None:
+        """Report the units of `key` from `first` to the end of `contents`."""
+        assert self.observer is not None, "the caller saw one"
+        items = key[first * self._unit_bytes : len(contents) * self._unit_bytes]
+        self.observer.stored(contents[first:], contents[first - 1] if first else None, items)
+
+    def release(self, units: Sequence[CachedUnit], *, blank: int) -> None:
+        """Take back the units of one request, in order of its tokens, and its blank blocks."""
+        for unit in reversed(units):
+            unit.holders -= 1
+            assert unit.holders >= 0, "each hold is released once"
+            if not unit.holders:
+                self._free[unit] = None
+        self._blank += blank
+
+    def flush(self) -> None:
+        """Forget every content. Only an idle engine does this."""
+        assert self.free_blocks == self.blocks, "nothing runs"
+        self._free.clear()
+        self._copies.clear()
+        self._blank = self.blocks
+        if self.observer is not None:
+            self.observer.cleared()
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        units = [unit for copies in self._copies.values() for unit in copies]
+        assert all(self._copies.values()), "content without a copy is forgotten"
+        assert set(self._free) == {unit for unit in units if not unit.holders}
+        assert 0 <= self._blank <= self.blocks - len(self._free) * self.unit_blocks
+
+    def _forget(self, unit: CachedUnit) -> None:
+        copies = self._copies[unit.content]
+        copies.remove(unit)
+        if not copies:
+            del self._copies[unit.content]
+        if self.observer is not None:
+            self.observer.removed((unit.content,))

@@ -1,7 +1,8 @@
 """Cost of one engine step on a given GPU and model: a small table of constants, each with its source.
 
-Owns the formulas, the table, and the estimates from data sheets for engines that nobody has measured. Leaves the
-contents of a step to the engine models. All constants are in seconds and tokens.
+Owns the formulas, the table, and the estimates from data sheets for engines that nobody has measured; and the check of
+profile files of `gorgo calibrate`, a value of `simulation.profile` in regions.yaml. Leaves the contents of a step to
+the engine models. All constants are in seconds and tokens.
 
     prefill step      base + n / rate + kappa * sum(new * (context + new / 2))
     decode iteration  base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens (+ eager above a graph)
@@ -15,210 +16,15 @@ linear in B is off by 39-59 %.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from gorgo.errors import BadRequest, UnknownProfile
-
-# Constants of engines that no table covers: estimates from data sheets of the GPU and the size of the model.
-#
-# Theory of operation. The operator tables of one model, Llama-3.1-8B in BF16, give the share of its data sheet that a
-# GPU reaches, on H100 and on L40S. Other GPUs are taken to reach the share of the kin that has a table:
-#
-#     prefill rate       linear_share * FLOPS / (2 * parameters of the layers)
-#     prefill kappa      4 * layers * query width / (attention_share * FLOPS)
-#     decode base        bytes of the weights / (0.8 * bandwidth)
-#     decode per token   bytes of KV / (0.8 * bandwidth)
-#     KV pool            (0.9 * memory - weights - 1 GiB of activations) / bytes of KV
-#
-# A mixture of experts computes with k of its E routed experts and reads all of them once: a decode step's base has the
-# other weights alone, `decode_moe_s` the routed ones. Prefills of 8-bit weights are taken to be as fast as of 16-bit
-# ones.
-#
-# Several GPUs with tensor parallelism add up FLOPS, bandwidth and memory, less `PARALLEL_SHARE` of the first two,
-# which pays for the all-reduce. The constant parts of steps (launch, sampling) are those of the kin.
-
-
-_GIB = 2**30
-#: Of the data sheet's bandwidth: the tables reach 0.73 to 0.95 on H100 and 0.83 on L40S.
-BANDWIDTH_SHARE = 0.8
-#: Of FLOPS and bandwidth that tensor parallelism over NVLink leaves. Assumed.
-PARALLEL_SHARE = 0.85
-_CACHE_BYTES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Kin:
-    """Shares and constant parts that the operator tables give for a generation of GPUs.
-
-    `linear_share` and `attention_share` are of the dense FLOPS of the data sheet.
-    """
-
-    linear_share: float
-    attention_share: float
-    prefill_base_s: float
-    decode_per_request_s: float
-
-
-#: From 1xH100-Llama-3.1-8B: 48,600 tokens/s of 14.0 GFLOP are 0.69 of 989 TFLOPS, kappa 0.994 ns of 524 kFLOP 0.53.
-HOPPER = Kin(0.69, 0.53, prefill_base_s=0.0019, decode_per_request_s=8e-6)
-#: From 1xL40S-Llama-3.1-8B: 13,470 tokens/s of 14.0 GFLOP are 0.52 of 362 TFLOPS, kappa 3.76 ns of 524 kFLOP 0.385.
-ADA = Kin(0.52, 0.385, prefill_base_s=0.005, decode_per_request_s=4.4e-5)
-#: No table; linear layers as on Ada. FlashAttention 2 needs Ampere: half the share of attention is assumed.
-VOLTA = Kin(0.52, 0.19, prefill_base_s=0.005, decode_per_request_s=4.4e-5)
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A data sheet: dense 16-bit tensor FLOPS, bytes a second, and memory."""
-
-    tflops: float
-    bandwidth_gb_s: float
-    memory_gib: float
-    kin: Kin
-    chunk_tokens: int
-
-
-#: NVIDIA's data sheets (dense figures). SGLang's chunk is 2,048 tokens below 35 GB, 4,096 below 60 and 8,192 above.
-GPUS = {
-    "V100": Gpu(125.0, 900.0, 32.0, VOLTA, 2048),
-    "A30": Gpu(165.0, 933.0, 24.0, ADA, 2048),
-    "L20": Gpu(119.5, 864.0, 45.0, ADA, 4096),
-    "L40S": Gpu(362.0, 864.0, 45.0, ADA, 4096),
-    "H100": Gpu(989.0, 3350.0, 80.0, HOPPER, 8192),
-    "H200": Gpu(989.0, 4800.0, 140.4, HOPPER, 8192),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """A transformer: all parameters and those of its layers, in billions, its attention, and its routed experts.
-
-    `routed` counts the parameters of all routed experts, of which a token uses `experts_per_token` of `experts`.
-    """
-
-    parameters: float
-    layer_parameters: float
-    layers: int
-    query_width: int
-    kv_width: int
-    routed: float = 0.0
-    experts_per_token: int = 1
-    experts: int = 1
-    parameter_bytes: int = 2
-
-    @property
-    def weight_bytes(self) -> float:
-        return self.parameters * 1e9 * self.parameter_bytes
-
-    @property
-    def routed_bytes(self) -> float:
-        return self.routed * 1e9 * self.parameter_bytes
-
-    @property
-    def active_parameters(self) -> float:
-        """Return the parameters of the layers that a token computes with, in billions."""
-        return self.layer_parameters - self.routed * (1 - self.experts_per_token / self.experts)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Return the bytes of KV of one token: a key and a value per layer, in 16 bits."""
-        return 2 * self.layers * self.kv_width * _CACHE_BYTES
-
-
-#: From the models' configurations: heads of 128 (64 in the 1B model), 8 of them with KV (all in DeepSeek's).
-MODELS = {
-    "Llama-3.2-1B": ModelSize(1.24, 0.97, 16, 2048, 512),
-    "Llama-3.2-3B": ModelSize(3.21, 2.82, 28, 3072, 1024),
-    "Llama-3.1-8B": ModelSize(8.03, 6.98, 32, 4096, 1024),
-    "Llama-3.1-70B": ModelSize(70.6, 68.5, 80, 8192, 1024),
-    "DeepSeek-7B": ModelSize(6.91, 6.07, 30, 4096, 4096),
-    "Qwen3-32B": ModelSize(32.8, 31.2, 64, 8192, 1024),
-    "Qwen3-Coder-480B-A35B-FP8": ModelSize(480.2, 478.3, 62, 12288, 1024, 468.1, 8, 160, parameter_bytes=1),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What a data sheet says of an `EngineProfile`, in its units, and the derivation in words.
-
-    The profile has the settings of the engine beside these, which no data sheet has.
-    """
-
-    name: str
-    prefill_base_s: float
-    prefill_tokens_per_s: float
-    prefill_kappa_s: float
-    chunk_tokens: int
-    decode_base_s: float
-    decode_moe_s: float
-    experts_per_token: int
-    experts: int
-    decode_per_request_s: float
-    decode_kv_s: float
-    kv_tokens: int
-    source: str
-
-
-def estimate(count: int, gpu_name: str, model_name: str) -> Estimate:
-    """Derive the constants of `count` GPUs of a kind with a model on them.
-
-    Example
-    -------
-    >>> h200 = estimate(1, "H200", "Llama-3.1-8B")
-    >>> h200.name, h200.prefill_tokens_per_s, h200.kv_tokens, round(h200.decode_base_s * 1e3, 2)
-    ('1xH200-Llama-3.1-8B', 48900.0, 904000, 4.18)
-    """
-    gpu, model = GPUS[gpu_name], MODELS[model_name]
-    scale = count * (PARALLEL_SHARE if count > 1 else 1.0)
-    flops, read_s = scale * gpu.tflops * 1e12, scale * gpu.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE
-    per_token = 2 * model.active_parameters * 1e9
-    per_pair = 4 * model.layers * model.query_width
-    pool_bytes = (0.9 * gpu.memory_gib * count - count) * _GIB - model.weight_bytes
-    kin = gpu.kin
-    return Estimate(
-        name=f"{count}x{gpu_name}-{model_name}",
-        prefill_base_s=kin.prefill_base_s,
-        prefill_tokens_per_s=float(round(kin.linear_share * flops / per_token, -2)),
-        prefill_kappa_s=per_pair / (kin.attention_share * flops),
-        chunk_tokens=gpu.chunk_tokens,
-        decode_base_s=(model.weight_bytes - model.routed_bytes) / read_s,
-        decode_moe_s=model.routed_bytes / read_s,
-        experts_per_token=model.experts_per_token,
-        experts=model.experts,
-        decode_per_request_s=kin.decode_per_request_s,
-        decode_kv_s=model.kv_bytes / read_s,
-        kv_tokens=int(pool_bytes / model.kv_bytes) // 1000 * 1000,
-        source=(
-            f"Estimate, not measured. Data sheet x{count}: {gpu.tflops:g} TFLOPS, {gpu.bandwidth_gb_s:g} GB/s, "
-            f"{gpu.memory_gib:g} GiB. Prefill: {kin.linear_share:g} of the FLOPS over {per_token / 1e9:.1f} GFLOP a "
-            f"token, attention {kin.attention_share:g} over {per_pair / 1e3:.0f} kFLOP a pair. Decode: "
-            f"{model.weight_bytes / 1e9:.1f} GB of weights and {model.kv_bytes:,} bytes of KV a token at "
-            f"{BANDWIDTH_SHARE:g} of the bandwidth."
-            + (f" Tensor parallelism leaves {PARALLEL_SHARE:g} of both (assumed)." if count > 1 else "")
-        ),
-    )
-
-
-#: The engines of the table: GPUs as fleets mix them, a dense 70B, two small models, and those of published fleets.
-ESTIMATES = tuple(
-    estimate(*one)
-    for one in (
-        (1, "V100", "Llama-3.1-8B"),
-        (1, "A30", "Llama-3.1-8B"),
-        (1, "L20", "Llama-3.1-8B"),
-        (1, "H200", "Llama-3.1-8B"),
-        (4, "H100", "Llama-3.1-70B"),
-        (2, "H200", "Llama-3.1-70B"),
-        (1, "A30", "Llama-3.2-1B"),
-        (1, "L40S", "Llama-3.2-3B"),
-        (1, "L20", "DeepSeek-7B"),
-        (2, "H100", "Qwen3-32B"),
-        (8, "H200", "Qwen3-Coder-480B-A35B-FP8"),
-    )
-)
-
+from gorgo.core.numeric import MAX_AMOUNT, is_number
+from gorgo.errors import BadRequest, ConfigError, UnknownProfile, closest
 
 # Constants of the engine that fits the GORGO paper's table 2, as `python -m experiments fit` found them.
 #
@@ -375,6 +181,185 @@ class EngineProfile:
         )
 
 
+# Constants of engines that no table covers: estimates from data sheets of the GPU and the size of the model.
+#
+# Theory of operation. The operator tables of one model, Llama-3.1-8B in BF16, give the share of its data sheet that a
+# GPU reaches, on H100 and on L40S. Other GPUs are taken to reach the share of the kin that has a table:
+#
+#     prefill rate       linear_share * FLOPS / (2 * parameters of the layers)
+#     prefill kappa      4 * layers * query width / (attention_share * FLOPS)
+#     decode base        bytes of the weights / (0.8 * bandwidth)
+#     decode per token   bytes of KV / (0.8 * bandwidth)
+#     KV pool            (0.9 * memory - weights - 1 GiB of activations) / bytes of KV
+#
+# A mixture of experts computes with k of its E routed experts and reads all of them once: a decode step's base has the
+# other weights alone, `decode_moe_s` the routed ones. Prefills of 8-bit weights are taken to be as fast as of 16-bit
+# ones.
+#
+# Several GPUs with tensor parallelism add up FLOPS, bandwidth and memory, less `PARALLEL_SHARE` of the first two,
+# which pays for the all-reduce. The constant parts of steps (launch, sampling) are those of the kin.
+
+
+_GIB = 2**30
+#: Of the data sheet's bandwidth: the tables reach 0.73 to 0.95 on H100 and 0.83 on L40S.
+BANDWIDTH_SHARE = 0.8
+#: Of FLOPS and bandwidth that tensor parallelism over NVLink leaves. Assumed.
+PARALLEL_SHARE = 0.85
+_CACHE_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """Shares and constant parts that the operator tables give for a generation of GPUs.
+
+    `linear_share` and `attention_share` are of the dense FLOPS of the data sheet.
+    """
+
+    linear_share: float
+    attention_share: float
+    prefill_base_s: float
+    decode_per_request_s: float
+
+
+#: From 1xH100-Llama-3.1-8B: 48,600 tokens/s of 14.0 GFLOP are 0.69 of 989 TFLOPS, kappa 0.994 ns of 524 kFLOP 0.53.
+HOPPER = Kin(0.69, 0.53, prefill_base_s=0.0019, decode_per_request_s=8e-6)
+#: From 1xL40S-Llama-3.1-8B: 13,470 tokens/s of 14.0 GFLOP are 0.52 of 362 TFLOPS, kappa 3.76 ns of 524 kFLOP 0.385.
+ADA = Kin(0.52, 0.385, prefill_base_s=0.005, decode_per_request_s=4.4e-5)
+#: No table; linear layers as on Ada. FlashAttention 2 needs Ampere: half the share of attention is assumed.
+VOLTA = Kin(0.52, 0.19, prefill_base_s=0.005, decode_per_request_s=4.4e-5)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A data sheet: dense 16-bit tensor FLOPS, bytes a second, and memory."""
+
+    tflops: float
+    bandwidth_gb_s: float
+    memory_gib: float
+    kin: Kin
+    chunk_tokens: int
+
+
+#: NVIDIA's data sheets (dense figures). SGLang's chunk is 2,048 tokens below 35 GB, 4,096 below 60 and 8,192 above.
+GPUS = {
+    "V100": Gpu(125.0, 900.0, 32.0, VOLTA, 2048),
+    "A30": Gpu(165.0, 933.0, 24.0, ADA, 2048),
+    "L20": Gpu(119.5, 864.0, 45.0, ADA, 4096),
+    "L40S": Gpu(362.0, 864.0, 45.0, ADA, 4096),
+    "H100": Gpu(989.0, 3350.0, 80.0, HOPPER, 8192),
+    "H200": Gpu(989.0, 4800.0, 140.4, HOPPER, 8192),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """A transformer: all parameters and those of its layers, in billions, its attention, and its routed experts.
+
+    `routed` counts the parameters of all routed experts, of which a token uses `experts_per_token` of `experts`.
+    """
+
+    parameters: float
+    layer_parameters: float
+    layers: int
+    query_width: int
+    kv_width: int
+    routed: float = 0.0
+    experts_per_token: int = 1
+    experts: int = 1
+    parameter_bytes: int = 2
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.parameters * 1e9 * self.parameter_bytes
+
+    @property
+    def routed_bytes(self) -> float:
+        return self.routed * 1e9 * self.parameter_bytes
+
+    @property
+    def active_parameters(self) -> float:
+        """Return the parameters of the layers that a token computes with, in billions."""
+        return self.layer_parameters - self.routed * (1 - self.experts_per_token / self.experts)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of KV of one token: a key and a value per layer, in 16 bits."""
+        return 2 * self.layers * self.kv_width * _CACHE_BYTES
+
+
+#: From the models' configurations: heads of 128 (64 in the 1B model), 8 of them with KV (all in DeepSeek's).
+MODELS = {
+    "Llama-3.2-1B": ModelSize(1.24, 0.97, 16, 2048, 512),
+    "Llama-3.2-3B": ModelSize(3.21, 2.82, 28, 3072, 1024),
+    "Llama-3.1-8B": ModelSize(8.03, 6.98, 32, 4096, 1024),
+    "Llama-3.1-70B": ModelSize(70.6, 68.5, 80, 8192, 1024),
+    "DeepSeek-7B": ModelSize(6.91, 6.07, 30, 4096, 4096),
+    "Qwen3-32B": ModelSize(32.8, 31.2, 64, 8192, 1024),
+    "Qwen3-Coder-480B-A35B-FP8": ModelSize(480.2, 478.3, 62, 12288, 1024, 468.1, 8, 160, parameter_bytes=1),
+}
+
+
+def estimate(count: int, gpu_name: str, model_name: str) -> EngineProfile:
+    """Derive the constants of `count` GPUs of a kind with a model on them, from data sheets.
+
+    What no data sheet has, the settings of the engine, are the defaults.
+
+    Example
+    -------
+    >>> h200 = estimate(1, "H200", "Llama-3.1-8B")
+    >>> h200.name, h200.prefill_tokens_per_s, h200.kv_tokens, round(h200.decode_base_s * 1e3, 2)
+    ('1xH200-Llama-3.1-8B', 48900.0, 904000, 4.18)
+    """
+    gpu, model = GPUS[gpu_name], MODELS[model_name]
+    scale = count * (PARALLEL_SHARE if count > 1 else 1.0)
+    flops, read_s = scale * gpu.tflops * 1e12, scale * gpu.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE
+    per_token = 2 * model.active_parameters * 1e9
+    per_pair = 4 * model.layers * model.query_width
+    pool_bytes = (0.9 * gpu.memory_gib * count - count) * _GIB - model.weight_bytes
+    kin = gpu.kin
+    return EngineProfile(
+        name=f"{count}x{gpu_name}-{model_name}",
+        prefill_base_s=kin.prefill_base_s,
+        prefill_tokens_per_s=float(round(kin.linear_share * flops / per_token, -2)),
+        prefill_kappa_s=per_pair / (kin.attention_share * flops),
+        chunk_tokens=gpu.chunk_tokens,
+        decode_base_s=(model.weight_bytes - model.routed_bytes) / read_s,
+        decode_moe_s=model.routed_bytes / read_s,
+        experts_per_token=model.experts_per_token,
+        experts=model.experts,
+        decode_per_request_s=kin.decode_per_request_s,
+        decode_kv_s=model.kv_bytes / read_s,
+        kv_tokens=int(pool_bytes / model.kv_bytes) // 1000 * 1000,
+        source=(
+            f"Estimate, not measured. Data sheet x{count}: {gpu.tflops:g} TFLOPS, {gpu.bandwidth_gb_s:g} GB/s, "
+            f"{gpu.memory_gib:g} GiB. Prefill: {kin.linear_share:g} of the FLOPS over {per_token / 1e9:.1f} GFLOP a "
+            f"token, attention {kin.attention_share:g} over {per_pair / 1e3:.0f} kFLOP a pair. Decode: "
+            f"{model.weight_bytes / 1e9:.1f} GB of weights and {model.kv_bytes:,} bytes of KV a token at "
+            f"{BANDWIDTH_SHARE:g} of the bandwidth."
+            + (f" Tensor parallelism leaves {PARALLEL_SHARE:g} of both (assumed)." if count > 1 else "")
+        ),
+    )
+
+
+#: The engines of the table: GPUs as fleets mix them, a dense 70B, two small models, and those of published fleets.
+ESTIMATES = tuple(
+    estimate(*one)
+    for one in (
+        (1, "V100", "Llama-3.1-8B"),
+        (1, "A30", "Llama-3.1-8B"),
+        (1, "L20", "Llama-3.1-8B"),
+        (1, "H200", "Llama-3.1-8B"),
+        (4, "H100", "Llama-3.1-70B"),
+        (2, "H200", "Llama-3.1-70B"),
+        (1, "A30", "Llama-3.2-1B"),
+        (1, "L40S", "Llama-3.2-3B"),
+        (1, "L20", "DeepSeek-7B"),
+        (2, "H100", "Qwen3-32B"),
+        (8, "H200", "Qwen3-Coder-480B-A35B-FP8"),
+    )
+)
+
+
 #: Qwen3.5-35B-A3B: 40 layers (10 with attention, 2 KV heads of 256; 30 Gated DeltaNet), 256 experts of 3 x 2048 x 512
 #: per layer, 8 routed. Routed experts in FP8 are 32.2 GB, KV is 20,480 bytes a token, the recurrent state about 63 MB a
 #: request. Bandwidths are 0.8 of the data sheet: 2 x L40S 1.38 TB/s, H100 2.68 TB/s.
@@ -509,8 +494,6 @@ def as_vllm(profile: EngineProfile) -> EngineProfile:
     )
 
 
-_ESTIMATED = tuple(EngineProfile(**asdict(estimate)) for estimate in ESTIMATES)
-
 #: Every ready-made profile by name. SGLang's defaults give chunk sizes by GPU memory.
 PROFILES: Mapping[str, EngineProfile] = {
     profile.name: profile
@@ -522,7 +505,7 @@ PROFILES: Mapping[str, EngineProfile] = {
         _LLAMA_L40S,
         _QWEN3_H100,
         _QWEN3_L40S,
-        *_ESTIMATED,
+        *ESTIMATES,
     )
 } | {profile.name: profile for profile in map(as_vllm, (_QWEN_2XL40S, _QWEN_H100, _LLAMA_H100, _LLAMA_L40S))}
 
@@ -533,3 +516,85 @@ def find_profile(name: str) -> EngineProfile:
         return PROFILES[name]
     except KeyError:
         raise UnknownProfile(f"no engine profile {name!r}; there are {', '.join(PROFILES)}") from None
+
+
+SUFFIX = ".json"
+#: A profile takes 1 kB.
+MAX_BYTES = 65_536
+#: Other numbers are at least 0, whole ones at least 1.
+_POSITIVE = ("prefill_tokens_per_s",)
+_SHARES = ("hit_share",)
+
+
+def is_profile_file(name: str) -> bool:
+    """Return whether a value of `simulation.profile` names a file and not a profile of `gorgo profiles`."""
+    return name.endswith(SUFFIX)
+
+
+def named_profile(name: str) -> EngineProfile:
+    """Return the engine profile of that name or file. Raises `UnknownProfile` and `ConfigError`."""
+    return read_profile(Path(name)) if is_profile_file(name) else find_profile(name)
+
+
+def read_profile(path: Path) -> EngineProfile:
+    """Return the profile of a file; raises `ConfigError` with the file and the key."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        document = json.loads(text) if len(text) <= MAX_BYTES else None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: cannot be read: {reason}; expected a profile file of gorgo calibrate") from error
+    found = document.get("profile") if isinstance(document, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{path}: expected an object with the key profile, as gorgo calibrate --out writes it")
+    known = {field.name: field for field in fields(EngineProfile)}
+    for name in found:
+        if name not in known:
+            _fail(path, name, f"unknown key{closest(name, known)}", f"one of {', '.join(known)}")
+    kinds = get_type_hints(EngineProfile)
+    for name, field in known.items():
+        if name in found:
+            _check(path, name, found[name], kinds[name])
+        elif field.default is MISSING:
+            _fail(path, name, "missing", "a value")
+    profile = EngineProfile(**found)
+    if profile.slot_cache and profile.scheduler != "vllm":
+        _fail(path, "slot_cache", "true", 'false, or "scheduler": "vllm"')
+    if profile.scheduler == "vllm":
+        for name, least in (("chunk_tokens", "max_running_requests"), ("kv_tokens", "block_tokens")):
+            value, bound = getattr(profile, name), getattr(profile, least)
+            if value < bound:
+                _fail(path, name, str(value), f"at least {least} ({bound}) with vLLM")
+    return profile
+
+
+def _check(path: Path, name: str, value: Any, kind: Any) -> None:
+    if value is None and NoneType in get_args(kind):
+        return
+    kinds = [one for one in get_args(kind) if one is not NoneType] if get_origin(kind) is UnionType else [kind]
+    if not any(_fits(name, value, one) for one in kinds):
+        _fail(path, name, json.dumps(value)[:60], " or ".join(_expected(name, one) for one in kinds))
+
+
+def _fits(name: str, value: Any, kind: Any) -> bool:
+    if kind is float:
+        least = 0.0 if name not in _POSITIVE else 1e-9
+        return is_number(value) and least <= value <= (1.0 if name in _SHARES else MAX_AMOUNT)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_AMOUNT
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    return isinstance(value, kind)
+
+
+def _expected(name: str, kind: Any) -> str:
+    if kind is float:
+        return "a number from 0 to 1" if name in _SHARES else f"a number {'above' if name in _POSITIVE else 'from'} 0"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return {int: "a whole number from 1", bool: "true or false", str: "text"}[kind]
+
+
+def _fail(path: Path, name: str, found: str, expected: str) -> NoReturn:
+    raise ConfigError(f"{path}: profile.{name}: {found}; expected {expected}")

@@ -124,8 +124,6 @@ def _shown(value: Value) -> str:
 
 
 # The health of each replica in a word, and the alerts of the page.
-#
-# Owns the judgement of what is worth an alert. What is known is the Router's; stats are `stats`'.
 
 
 #: Ratio of failed requests above which they are an alert.

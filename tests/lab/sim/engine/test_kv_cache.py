@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gorgo.lab.sim.engine.engines import Engine, make_engine
-from gorgo.lab.sim.engine.kv_cache import CacheNode, KvCache
+from gorgo.lab.sim.engine.kv_cache import BlockPool, CacheNode, KvCache
 from gorgo.lab.sim.engine.request import EngineRequest
-from gorgo.lab.sim.engine.vllm.block_pool import BlockPool
 from tests.lab.sim.fleets import round_profile
 
 

@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 from gorgo.lab.sim.engine.driver import EngineDriver, SimAttempt
 from gorgo.lab.sim.engine.engines import Engine, make_engine
 from gorgo.lab.sim.engine.model import EngineModel
-from gorgo.lab.sim.engine.prediction import ArrivingRequest, PredictedFirstToken, PrefixSet, idle_ttft_s, predict
+from gorgo.lab.sim.engine.prediction import (
+    ArrivingRequest,
+    PredictedFirstToken,
+    PrefixSet,
+    idle_ttft_s,
+    predict,
+    predict_vllm,
+)
 from gorgo.lab.sim.engine.profiles import EngineProfile
 from gorgo.lab.sim.engine.request import EngineRequest, Stage
-from gorgo.lab.sim.engine.vllm.model import VllmModel
-from gorgo.lab.sim.engine.vllm.prediction import predict_vllm
+from gorgo.lab.sim.engine.vllm import VllmModel
 from gorgo.lab.sim.event_queue import EventQueue
 from gorgo.lab.sim.network import RandomTable, TripDelays
 from tests.lab.sim.fleets import round_profile

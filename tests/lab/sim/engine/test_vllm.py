@@ -15,7 +15,7 @@ from gorgo.lab.sim.engine.engines import Engine, make_engine, predict_first_toke
 from gorgo.lab.sim.engine.prediction import ArrivingRequest
 from gorgo.lab.sim.engine.profiles import find_profile
 from gorgo.lab.sim.engine.request import EngineRequest, Stage, Step
-from gorgo.lab.sim.engine.vllm.model import SlotPool, VllmModel
+from gorgo.lab.sim.engine.vllm import SlotPool, VllmModel
 from tests.lab.sim.fleets import round_profile
 
 # --- A vLLM-like scheduler written the long way: one object per block, contents as tuples of tokens, no arithmetic.

@@ -12,11 +12,10 @@ from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.leader import Leadership
 from tuner.proxy_client import ProxyClient
-from tuner.sidecar.bootstrap import Bootstrap
+from tuner.sidecar.bootstrap import Bootstrap, SidecarOptions
 from tuner.sidecar.group import ProxyGroup
 from tuner.sidecar.loop import Sidecar
 from tuner.sidecar.metrics import TunerMetrics
-from tuner.sidecar.options import SidecarOptions
 from tuner.sidecar.progress import Reporter
 
 NAMES = ("http://a", "http://b", "http://c")

@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from gorgo.cli import app
-from gorgo.lab.demo.run import Processes
+from gorgo.lab.demo import Processes
 from tests.live.peer_store.conftest import module_server, redis_server
 from tests.live.peer_store.server import ENVIRON, RedisServer
 from tests.tuner.sidecar.relay import Relay

@@ -1,1 +1,0 @@
-"""The model of a vLLM-like engine: scheduler, running requests, blocks."""

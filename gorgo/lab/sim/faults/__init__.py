@@ -1,1 +1,0 @@
-"""Faults: kinds of fault, named scenarios and their injection."""

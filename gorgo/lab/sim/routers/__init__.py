@@ -1,1 +1,0 @@
-"""Routers of one run: their shells, and what carries their reports."""
