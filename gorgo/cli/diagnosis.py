@@ -617,15 +617,11 @@ def _speeds(evidence: Evidence) -> Iterator[Finding]:
     for replica in router.replicas:
         factor = factors.get(replica.name)
         if factor is not None and not 1 / _OFF < factor < _OFF:
-            facts_of_it = facts.get(replica.name)
+            its_facts = facts.get(replica.name)
             alike = [factors[name] for name in _siblings(replica.name, facts) if name in factors]
             slower = "slower" if factor > 1 else "faster"
             times = factor if factor > 1 else 1 / factor
-            if (
-                facts_of_it is not None
-                and facts_of_it.has_prefill_prior
-                and (not alike or _near(factor, median(alike)))
-            ):
+            if its_facts is not None and its_facts.has_prefill_prior and (not alike or _near(factor, median(alike))):
                 yield _finding(
                     "warn",
                     "prior-wrong",
