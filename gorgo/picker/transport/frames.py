@@ -375,8 +375,8 @@ class MessageReader:
             raise MessageError("expected a message without compression", too_large=False)
         length = int.from_bytes(prefix[1:PREFIX_BYTES], "big")
         if length > self._limit_bytes:
-            found = f"a message of {length} bytes; expected at most {self._limit_bytes}"
-            raise MessageError(found, too_large=True)
+            problem = f"a message of {length} bytes; expected at most {self._limit_bytes}"
+            raise MessageError(problem, too_large=True)
         return length
 
 
