@@ -129,9 +129,9 @@ def slo_series(comparison: Comparison, slos_ms: Sequence[float]) -> PlotSeries:
 def _spreads(comparison: Comparison, title: str, values: Callable[[Cell], list[float]]) -> Iterator[PlotPoint]:
     """Return the mean, the lowest and the highest run of each policy and load."""
     for time_scale, cell in comparison.placed:
-        if figures := values(cell):
-            mean = sum(figures) / len(figures)
-            yield PlotPoint(title, cell.label, 1 / time_scale, mean, min(figures), max(figures), len(figures))
+        if measured := values(cell):
+            mean = sum(measured) / len(measured)
+            yield PlotPoint(title, cell.label, 1 / time_scale, mean, min(measured), max(measured), len(measured))
 
 
 def ratio_series(comparison: Comparison, measures: Sequence[Measure]) -> PlotSeries:

@@ -94,8 +94,8 @@ def _reach(deviations: Sequence[float]) -> float:
 
 def ratio_of_rows(rows: Iterable[ResultRow], others: Iterable[ResultRow], figure: Figure) -> Ratio | None:
     """`rows` against `others`, paired by trace, time scale, seed, setting and window; others are left out."""
-    figures = {_pair_key(row): figure(row) for row in rows}
-    return ratio_of_units((other.window, figures.get(_pair_key(other)), figure(other)) for other in others)
+    by_pair = {_pair_key(row): figure(row) for row in rows}
+    return ratio_of_units((other.window, by_pair.get(_pair_key(other)), figure(other)) for other in others)
 
 
 def ratio_of_units(pairs: Iterable[tuple[int | None, float | None, float | None]]) -> Ratio | None:
