@@ -129,9 +129,9 @@ def slo_series(comparison: Comparison, slos_ms: Sequence[float]) -> PlotSeries:
 def _spreads(comparison: Comparison, title: str, values: Callable[[Cell], list[float]]) -> Iterator[PlotPoint]:
     """Return the mean, the lowest and the highest run of each policy and load."""
     for time_scale, cell in comparison.placed:
-        if known := values(cell):
-            mean = sum(known) / len(known)
-            yield PlotPoint(title, cell.label, 1 / time_scale, mean, min(known), max(known), len(known))
+        if measured := values(cell):
+            mean = sum(measured) / len(measured)
+            yield PlotPoint(title, cell.label, 1 / time_scale, mean, min(measured), max(measured), len(measured))
 
 
 def ratio_series(comparison: Comparison, measures: Sequence[Measure]) -> PlotSeries:
@@ -142,8 +142,8 @@ def ratio_series(comparison: Comparison, measures: Sequence[Measure]) -> PlotSer
         for time_scale, cells in comparison.loads.items():
             base = best_baseline(cells, measure)
             for cell in cells if base is not None else ():
-                if base is not None and cell is not base and (found := ratio(cell, base, measure)) is not None:
-                    interval = (found.value, found.low, found.high, found.n, base.label)
+                if base is not None and cell is not base and (estimate := ratio(cell, base, measure)) is not None:
+                    interval = (estimate.value, estimate.low, estimate.high, estimate.n, base.label)
                     points.append(PlotPoint(title, cell.label, 1 / time_scale, *interval))
     columns = _columns("measure", "load", "ratio", "interval_low", "interval_high")
     return PlotSeries(columns | {"to": "baseline"}, tuple(points))
@@ -166,10 +166,10 @@ def prompt_series(comparison: Comparison, loads: Sequence[float]) -> PlotSeries:
     def groups(requests: Requests) -> Iterator[tuple[str, Floats]]:
         if len(requests.input_tokens) != len(requests.ttft_ms):
             return
-        known = ~np.isnan(requests.input_tokens)
+        has_length = ~np.isnan(requests.input_tokens)
         places = np.searchsorted(PROMPT_CLASSES, requests.input_tokens)
-        for place, name in enumerate(prompt_classes()):
-            yield name, requests.ttft_ms[known & (places == place)]
+        for index, name in enumerate(prompt_classes()):
+            yield name, requests.ttft_ms[has_length & (places == index)]
 
     return _grouped(comparison, loads, groups, "prompt_tokens")
 
@@ -206,12 +206,12 @@ def _grouped(
     points = []
     for time_scale in loads:
         for cell in comparison.loads[time_scale]:
-            found: dict[str, list[Floats]] = {}
+            samples_by_group: dict[str, list[Floats]] = {}
             for requests in cell.requests:
                 for group, values in groups(requests):
                     if len(values) >= MIN_REQUESTS:
-                        found.setdefault(group, []).append(values)
-            for group, samples in found.items():
+                        samples_by_group.setdefault(group, []).append(values)
+            for group, samples in samples_by_group.items():
                 p50, p95 = mean_quantiles(samples, (0.5, 0.95))
                 points.append(PlotPoint(load_number(time_scale), cell.label, group, p95, p50, None, len(samples)))
     columns = {"panel": "load", "policy": "policy", "x": name, "low": "p50_ttft_ms", "value": "p95_ttft_ms"}
@@ -296,7 +296,7 @@ def drawn_loads(comparison: Comparison) -> list[float]:
     loads = list(comparison.loads)
     if len(loads) <= MAX_PANELS:
         return loads
-    return [loads[round(place)] for place in np.linspace(0, len(loads) - 1, MAX_PANELS)]
+    return [loads[round(position)] for position in np.linspace(0, len(loads) - 1, MAX_PANELS)]
 
 
 def drawn_labels(comparison: Comparison) -> list[str]:
@@ -430,8 +430,8 @@ def region_plot(comparison: Comparison, series: PlotSeries, layout: Layout = BRO
 
 def prompt_plot(comparison: Comparison, series: PlotSeries, layout: Layout = BROAD) -> Figure:
     """Draw TTFT by class of prompt length, a panel per load."""
-    found = {point.x for point in series.points}
-    classes = [name for name in prompt_classes() if name in found]
+    drawn = {point.x for point in series.points}
+    classes = [name for name in prompt_classes() if name in drawn]
     return _group_plot(comparison, series, classes, "prompt tokens", layout)
 
 
@@ -450,15 +450,15 @@ def _group_plot(comparison: Comparison, series: PlotSeries, groups: Sequence[str
 
 def _draw_groups(panel: Axes, groups: Sequence[float] | Sequence[str], names: Sequence[str], curves: Curves) -> None:
     """Draw each policy at its own place within a group, with thin lines between groups."""
-    places = {group: place for place, group in enumerate(groups)}
+    places = {group: index for index, group in enumerate(groups)}
     step = GROUP_WIDTH / max(1, len(curves))
     for number, (style, points) in enumerate(curves):
         shift = (number - (len(curves) - 1) / 2) * step
         if points:
             x = [places[point.x] + shift for point in points]
             _draw_bars(panel, x, points, style, linestyle="", elinewidth=1.2, capsize=0)
-    for place in range(1, len(groups)):
-        panel.axvline(place - 0.5, color="#e4e4e4", linewidth=1)
+    for index in range(1, len(groups)):
+        panel.axvline(index - 0.5, color="#e4e4e4", linewidth=1)
     panel.set_xlim(-0.5, len(groups) - 0.5)
     panel.grid(visible=False, axis="x")
     panel.set_xticks(range(len(groups)), names)
@@ -477,8 +477,10 @@ def tuning_plot(generations: Sequence[ReportGeneration], layout: Layout = BROAD)
     sigma = [(one.number, one.sigma) for one in generations if one.sigma is not None]
     _draw_generations(axes[-2], "sigma", [], sigma, BLACK, BLACK)
     tried = [(one.number, one.objective_ms, one.accepted) for one in generations if one.objective_ms is not None]
-    known = [(one.number, one.incumbent_objective_ms) for one in generations if one.incumbent_objective_ms is not None]
-    _draw_generations(axes[-1], "objective: p95 TTFT of the window, ms", tried, known, VERMILLION, BLUE)
+    incumbents = [
+        (one.number, one.incumbent_objective_ms) for one in generations if one.incumbent_objective_ms is not None
+    ]
+    _draw_generations(axes[-1], "objective: p95 TTFT of the window, ms", tried, incumbents, VERMILLION, BLUE)
     axes[-1].set_xlabel("generation")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     accepted = Line2D([], [], color=GREY, marker="o", linestyle="", label="accepted")

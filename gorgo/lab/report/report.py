@@ -94,13 +94,13 @@ _ROW, _GENERATION, _LINE = TypeAdapter(ResultRow), TypeAdapter(ReportGeneration)
 def read_results(path: Path) -> list[ResultRow]:
     """Return every row of a results.json; raise `ReportError` for a damaged one."""
     rows = ((row, f"{path}, row {number}") for number, row in enumerate(_read_list(path), start=1))
-    return [_checked(_ROW, _printable(row, place), place) for row, place in rows]
+    return [_checked(_ROW, _printable(row, where), where) for row, where in rows]
 
 
 def read_history(path: Path) -> tuple[ReportGeneration, ...]:
     """Return the generations of a tuning campaign in order; raise `ReportError` for a damaged one."""
     rows = ((row, f"{path}, generation {number}") for number, row in enumerate(_read_list(path), start=1))
-    return tuple(_checked(_GENERATION, _printable(row, place), place) for row, place in rows)
+    return tuple(_checked(_GENERATION, _printable(row, where), where) for row, where in rows)
 
 
 def read_requests(path: Path) -> Requests:
@@ -157,19 +157,19 @@ def printable_text(text: str) -> str:
     >>> printable_text("a\\x1b\\u202eb")
     'a\\\\x1b\\\\u202eb'
     """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def _printable(value: Any, place: str) -> Any:
+def _printable(value: Any, where: str) -> Any:
     """Return a value of JSON with printable texts; raise `ReportError` for a long one."""
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
-            raise ReportError(f"{place}: {_shown(value)} has {len(value)} characters; expected at most {MAX_TEXT}")
+            raise ReportError(f"{where}: {_shown(value)} has {len(value)} characters; expected at most {MAX_TEXT}")
         return printable_text(value)
     if isinstance(value, list):
-        return [_printable(inner, place) for inner in value]
+        return [_printable(inner, where) for inner in value]
     if isinstance(value, dict):
-        return {_printable(key, place): _printable(inner, place) for key, inner in value.items()}
+        return {_printable(key, where): _printable(inner, where) for key, inner in value.items()}
     return value
 
 
@@ -193,7 +193,7 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _checked(adapter: TypeAdapter[T], value: object, place: str) -> T:
+def _checked(adapter: TypeAdapter[T], value: object, where: str) -> T:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
@@ -201,7 +201,7 @@ def _checked(adapter: TypeAdapter[T], value: object, place: str) -> T:
         key = f"{'.'.join(map(str, fault['loc']))} is " if fault["loc"] else ""
         found = "missing" if fault["type"] == "missing" else _shown(fault["input"])
         expected = "expected a JSON object" if fault["type"] == "dataclass_type" else fault["msg"].lower()
-        raise ReportError(f"{place}: {key}{found}; {expected}") from None
+        raise ReportError(f"{where}: {key}{found}; {expected}") from None
 
 
 def _shown(value: object) -> str:
@@ -365,7 +365,7 @@ def load_table(comparison: Comparison, time_scale: float) -> PageTable:
     for cell in cells:
         size = (f"{len(cell.runs):,}", _requests_text(cell), f"{sum(run.row.errors for run in cell.runs):,}")
         texts = [measure.format(mean(cell, measure)) for measure in measures]
-        bold = {place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
+        bold = {column for column, text in enumerate(texts) if text == best[column] and not cell.is_reference}
         rows.append(TableRow(cell.label, (*texts, *size), frozenset(bold), cell.is_reference))
     header = ("policy", *(measure.title for measure in measures), "runs", "requests", "errors")
     return _table(f"{load_text(time_scale)}, {comparison.source}", header, rows)
@@ -413,12 +413,12 @@ def ratio_table(comparison: Comparison) -> PageTable | None:
 
 def _ratio_texts(cell: Cell, base: Cell | None, measure: Measure) -> tuple[str, str, str]:
     """Return ratio, baseline and interval as in `0.880 to 0.945, lower`: the word is the interval's side of 1."""
-    if base is None or cell is base or (found := ratio(cell, base, measure)) is None:
+    if base is None or cell is base or (interval := ratio(cell, base, measure)) is None:
         return UNKNOWN, UNKNOWN, UNKNOWN
-    if found.low is None or found.high is None:
-        return f"{found.value:.3f}", base.label, UNKNOWN
-    side = "lower" if found.high < 1 else "higher" if found.low > 1 else "undecided"
-    return f"{found.value:.3f}", base.label, f"{found.low:.3f} to {found.high:.3f}, {side}"
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.3f}", base.label, UNKNOWN
+    side = "lower" if interval.high < 1 else "higher" if interval.low > 1 else "undecided"
+    return f"{interval.value:.3f}", base.label, f"{interval.low:.3f} to {interval.high:.3f}, {side}"
 
 
 def share_table(comparison: Comparison) -> PageTable | None:
@@ -442,11 +442,11 @@ def share_table(comparison: Comparison) -> PageTable | None:
 
 def error_table(comparison: Comparison) -> PageTable | None:
     """Return errors by kind, policy and load, the most frequent first; None without an error in saved requests."""
-    found: Counter[tuple[str, float, str]] = Counter()
+    errors: Counter[tuple[str, float, str]] = Counter()
     for time_scale, cell in comparison.placed:
         for requests in cell.requests:
-            found.update({(cell.label, time_scale, kind): count for kind, count in requests.errors.items()})
-    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+            errors.update({(cell.label, time_scale, kind): count for kind, count in requests.errors.items()})
+    ranked = sorted(errors.items(), key=lambda item: (-item[1], item[0]))
     rows = [TableRow(label, (load_number(scale), kind, f"{count:,}")) for (label, scale, kind), count in ranked]
     return _table("Errors by kind", ("policy", "load", "error", "requests"), rows) if rows else None
 
@@ -525,16 +525,16 @@ class PlotPictures:
         return list(files)
 
 
-def report(found: ReportInput, slos_ms: Sequence[float], *, forms: Sequence[str] = ()) -> ReportPages:
+def report(inputs: ReportInput, slos_ms: Sequence[float], *, forms: Sequence[str] = ()) -> ReportPages:
     """Return the page and its files, plots as SVG and in other `forms`. The same results give the same bytes."""
     contents: dict[str, str] = {}
     pictures = PlotPictures(forms)
     numbers = count(1)
-    sections = [_comparison_section(one, slos_ms, f"{next(numbers)}", contents, pictures) for one in found.comparisons]
-    for path, rows in found.histories.items():
+    sections = [_comparison_section(one, slos_ms, f"{next(numbers)}", contents, pictures) for one in inputs.comparisons]
+    for path, rows in inputs.histories.items():
         sections.append(_tuning_section(path, rows, f"{next(numbers)}", contents, pictures))
     titles = "; ".join(_first([section["title"] for section in sections], MAX_TITLES))
-    html = render_page(f"GORGO report: {titles}", sections, left_out=_first(found.left_out, MAX_LEFT_OUT))
+    html = render_page(f"GORGO report: {titles}", sections, left_out=_first(inputs.left_out, MAX_LEFT_OUT))
     return ReportPages(html, contents, pictures.made)
 
 

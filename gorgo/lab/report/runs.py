@@ -174,7 +174,7 @@ def _loads(runs: Sequence[Run], order: Sequence[str]) -> dict[float, tuple[Cell,
         name = run.row.policy or "unnamed policy"
         label = f"{name} ({format_weights(run.row.weights)})" if len(weights[run.row.policy]) > 1 else name
         cells.setdefault(run.row.time_scale, {}).setdefault(label, []).append(run)
-    places = {name: place for place, name in enumerate(order)}
+    places = {name: index for index, name in enumerate(order)}
 
     def rank(cell: Cell) -> tuple[bool, int, str]:
         return cell.is_reference, places.get(cell.policy, len(places)), cell.label
@@ -188,9 +188,9 @@ def _loads(runs: Sequence[Run], order: Sequence[str]) -> dict[float, tuple[Cell,
 def _cell(label: str, runs: Sequence[Run]) -> Cell:
     numbered, repetitions = [], dict[tuple[int, int | None], int]()
     for run in runs:
-        place = run.row.seed, run.row.window
-        repetition = repetitions.get(place, 0)
-        repetitions[place] = repetition + 1
+        seed_window = run.row.seed, run.row.window
+        repetition = repetitions.get(seed_window, 0)
+        repetitions[seed_window] = repetition + 1
         numbered.append(Run(run.row, run.requests, repetition))
     return Cell(label, runs[0].row.policy or label, tuple(numbered))
 
@@ -238,15 +238,15 @@ MEASURES = (
 
 def mean(cell: Cell, measure: Measure) -> float | None:
     """Return the mean over the runs in which the measure is known; None without one."""
-    known = measure.known(cell)
-    return sum(known) / len(known) if known else None
+    values = measure.known(cell)
+    return sum(values) / len(values) if values else None
 
 
 def mean_share(cell: Cell) -> dict[str, float]:
     """Return the share of requests per replica, by name: the mean over the runs that have shares."""
-    known = [run.row.share for run in cell.runs if run.row.share]
-    names = sorted({name for share in known for name in share})
-    return {name: sum(share.get(name, 0.0) for share in known) / len(known) for name in names}
+    shares = [run.row.share for run in cell.runs if run.row.share]
+    names = sorted({name for share in shares for name in share})
+    return {name: sum(share.get(name, 0.0) for share in shares) / len(shares) for name in names}
 
 
 def ratio(cell: Cell, to: Cell, measure: Measure) -> Ratio | None:
@@ -263,5 +263,5 @@ def best_baseline(cells: Sequence[Cell], measure: Measure) -> Cell | None:
 
 def mean_quantiles(samples: Sequence[Floats], levels: Sequence[float]) -> list[float]:
     """Return the mean over runs of each run's quantile, which is what a table shows; NaN without a sample."""
-    known = [np.quantile(values, levels) for values in samples if len(values)]
-    return np.mean(known, axis=0).tolist() if known else [float("nan")] * len(levels)
+    quantiles = [np.quantile(values, levels) for values in samples if len(values)]
+    return np.mean(quantiles, axis=0).tolist() if quantiles else [float("nan")] * len(levels)

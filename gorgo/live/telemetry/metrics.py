@@ -564,11 +564,11 @@ class Family:
 
 def families_of(registry: CollectorRegistry) -> list[Family]:
     """Return the metrics of this process."""
-    found = []
+    families = []
     for metric in registry.collect():
         samples = {(each.name, tuple(each.labels.items())): float(each.value) for each in metric.samples}
-        found.append(Family(metric.name, metric.type, metric.documentation, samples))
-    return found
+        families.append(Family(metric.name, metric.type, metric.documentation, samples))
+    return families
 
 
 def merged(leader: int, by_worker: Mapping[int, Sequence[Family]]) -> list[Family]:
@@ -581,12 +581,12 @@ def merged(leader: int, by_worker: Mapping[int, Sequence[Family]]) -> list[Famil
     """
     first = leader if leader in by_worker else min(by_worker)
     order = [first, *sorted(by_worker.keys() - {first})]
-    found: dict[str, tuple[Family, dict[tuple[str, Labels], float]]] = {}
+    by_name: dict[str, tuple[Family, dict[tuple[str, Labels], float]]] = {}
     for worker in order:
         for family in by_worker[worker]:
-            _, samples = found.setdefault(family.name, (family, {}))
+            _, samples = by_name.setdefault(family.name, (family, {}))
             _add(samples, family, worker, is_first=worker == first)
-    return [Family(family.name, family.kind, family.description, samples) for family, samples in found.values()]
+    return [Family(family.name, family.kind, family.description, samples) for family, samples in by_name.values()]
 
 
 def _add(samples: dict[tuple[str, Labels], float], family: Family, worker: int, *, is_first: bool) -> None:

@@ -254,8 +254,8 @@ class KvCache:
     def find(self, key: bytes, *, at_most: int | None = None) -> Match:
         """The part of `match` that the engine finds. Changes nothing."""
         match = self.match(key, at_most=at_most)
-        found = self.found_items(match.items)
-        return match if found == match.items else self.match(key, at_most=found)
+        items = self.found_items(match.items)
+        return match if items == match.items else self.match(key, at_most=items)
 
     def found_items(self, items: int) -> int:
         """Return how many of the first `items` are found where so many are cached."""
@@ -535,13 +535,13 @@ class BlockPool:
 
     def find(self, contents: Sequence[int]) -> list[CachedUnit]:
         """The longest cached prefix as the engine finds it. Changes nothing."""
-        found = []
+        units = []
         for content in contents:
             copies = self._copies.get(content)
             if copies is None:
                 break
-            found.append(copies[0])
-        return found[: self.found_units(len(found))]
+            units.append(copies[0])
+        return units[: self.found_units(len(units))]
 
     def found_units(self, units: int) -> int:
         """Return how many of the first `units` are found where so many are cached."""
