@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 
 from experiments.fit import BASE, SEEDS, START, Values, fit_profile, with_values
-from experiments.grid import Grid, SystemReport
 from experiments.pictures import write_pictures
-from experiments.published import WORDS, compared, page_of
+from experiments.published import compared, counted, page_of
+from experiments.reports import Grid, SystemReport
 from experiments.runner import BACKENDS, Runner
 from experiments.systems import (
     dynamo,
@@ -122,14 +122,13 @@ def _comparison(chosen: Sequence[ModuleType], grid: Grid, runner: Runner, path: 
     about = f"{preview}All is simulated; seeds of each run: {len(grid.seeds)}."
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page_of(rows, about).encode(), mode=PUBLIC)
-    counts = ", ".join(f"{sum(row.word == word for row in rows)} {word}" for word in WORDS)
     cpu_s = sum(run.cpu_s for run in runs.values())
     return SystemReport(
         sections=[
             TableSection(system.TITLE, HEADER, [row.cells() for row in rows if row.claim.system == system.TITLE])
             for system in chosen
         ],
-        end=f"{len(rows)} rows: {counts}. {about} {len(runs)} runs, {cpu_s:.0f} s of processor time. Page: {path}",
+        end=f"{counted(rows)}. {about} {len(runs)} runs, {cpu_s:.0f} s of processor time. Page: {path}",
         rows=[row.as_json() for row in rows],
     )
 

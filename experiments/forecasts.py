@@ -7,7 +7,7 @@ that a guard took counts as well: the model would have predicted it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -25,11 +25,11 @@ Floats = NDArray[np.float64]
 class Forecasts:
     """Outcomes in the order in which they ended: measured times and the predicted ones, NaN where unknown. In s."""
 
-    dispatched_s: Floats = field(default_factory=lambda: np.empty(0))
-    ttft_s: Floats = field(default_factory=lambda: np.empty(0))
-    tpot_s: Floats = field(default_factory=lambda: np.empty(0))
-    predicted_ttft_s: Floats = field(default_factory=lambda: np.empty(0))
-    predicted_tpot_s: Floats = field(default_factory=lambda: np.empty(0))
+    dispatched_s: Floats
+    ttft_s: Floats
+    tpot_s: Floats
+    predicted_ttft_s: Floats
+    predicted_tpot_s: Floats
 
     def between(self, begin_s: float, end_s: float) -> Forecasts:
         """Return the outcomes of requests that were dispatched in a span of time."""
@@ -39,8 +39,7 @@ class Forecasts:
     def errors(self) -> dict[str, float | None]:
         """Return mean and median errors as shares of the measured time; None without a prediction."""
         found: dict[str, float | None] = {}
-        for name in ("ttft", "tpot"):
-            predicted, measured = getattr(self, f"predicted_{name}_s"), getattr(self, f"{name}_s")
+        for name, predicted, measured in self._both():
             known = np.isfinite(predicted) & (measured > 0.0)
             errors = np.abs(predicted[known] - measured[known]) / measured[known]
             found[f"{name}_mean"] = float(errors.mean()) if len(errors) else None
@@ -50,12 +49,14 @@ class Forecasts:
     def means_ms(self) -> Mapping[str, float | None]:
         """Return means of predictions and, of the same outcomes, of measured times, ms."""
         found: dict[str, float | None] = {}
-        for name in ("ttft", "tpot"):
-            predicted, measured = getattr(self, f"predicted_{name}_s"), getattr(self, f"{name}_s")
+        for name, predicted, measured in self._both():
             known = np.isfinite(predicted) & np.isfinite(measured)
             for word, values in (("predicted", predicted), ("modelled", measured)):
                 found[f"{word}_{name}_ms"] = float(np.mean(values[known] * 1e3)) if known.any() else None
         return found
+
+    def _both(self) -> Sequence[tuple[str, Floats, Floats]]:
+        return ("ttft", self.predicted_ttft_s, self.ttft_s), ("tpot", self.predicted_tpot_s, self.tpot_s)
 
 
 class RecordedTrainer(Trainer):
@@ -93,19 +94,12 @@ class RunTraining:
 
 
 def forecasts(parts: Sequence[TrainingRows], rounds: Sequence[TrainingRound], first: Model | None) -> Forecasts:
-    """Return every outcome with the prediction of the model that was in use at its dispatch.
+    """Return every outcome that is not censored with the prediction of the model that was in use at its dispatch.
 
-    Parameters
-    ----------
-    parts:
-        Outcomes; censored ones are left out.
-    rounds:
-        Of the run, in order; one that was not adopted predicts nothing.
-    first:
-        The model at the start.
+    `first` is the model at the start; a round that was not adopted predicts nothing.
     """
     if not parts:
-        return Forecasts()
+        return Forecasts(**dict.fromkeys(Forecasts.__slots__, np.empty(0)))
     rows = TrainingRows.concat(parts)
     rows = rows.select(~rows.censored)
     used = [(-inf, first), *((one.adopted_s, one.model) for one in rounds if one.adopted_s is not None)]
@@ -120,9 +114,6 @@ def forecasts(parts: Sequence[TrainingRows], rounds: Sequence[TrainingRound], fi
         if (per_token := model.tpot_s(table)) is not None:
             tpot_s[chosen] = per_token
     return Forecasts(
-        dispatched_s=rows.dispatched_s,
-        ttft_s=rows.ttft_s,
-        tpot_s=rows.tpot_s,
-        predicted_ttft_s=ttft_s,
+        dispatched_s=rows.dispatched_s, ttft_s=rows.ttft_s, tpot_s=rows.tpot_s, predicted_ttft_s=ttft_s,
         predicted_tpot_s=tpot_s,
-    )
+    )  # fmt: skip

@@ -9,19 +9,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from time import thread_time
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
 import gorgo.learning
 import gorgo.policies.learned
-from experiments import audit, fleets, forecasts, traffic, variants
-from experiments.audit import AuditedDecision, AuditedPolicy
+from experiments import fleets, forecasts, rules, traffic, variants
 from experiments.fleets import ExperimentFleet
 from experiments.forecasts import Forecasts, RunTraining
+from experiments.rules import AuditedDecision, AuditedPolicy
 from experiments.runner import run_key
 from experiments.traffic import Traffic, feed_of_traffic
 from experiments.variants import SOURCES, Variant
@@ -56,61 +57,43 @@ REPLACED_SLICES: Sequence[tuple[float, float]] = ((-60.0, 0.0), (0.0, 30.0), (30
 #: pushes in JSON.
 _EVENT_BYTES, _PUSH_BYTES = (60, 9, 4), (120, 21, 0)
 _CODE = (
-    *(Path(module.__file__ or "") for module in (audit, fleets, forecasts, traffic, variants)), Path(__file__),
+    *(Path(module.__file__ or "") for module in (fleets, forecasts, rules, traffic, variants)), Path(__file__),
     Path(gorgo.learning.__file__ or "").parent, Path(gorgo.policies.learned.__file__ or "").parent,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRun:
-    """Figures of a run.
+    """Figures of a run."""
 
-    `row` is of the measured requests. `values` are further figures by name, `lists` several of one kind, and `slices`
-    figures over time, each with `begins_s`: of all requests. `fallbacks` are the measured decisions by the guard or
-    rule that decided ("" is the policy's own).
-    """
-
-    row: ResultRow
+    row: ResultRow  #: Of the measured requests.
     cpu_s: float
-    values: Mapping[str, float | None] = field(default_factory=dict)
-    lists: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    slices: Sequence[Mapping[str, float | None]] = ()
+    values: Mapping[str, float | None] = field(default_factory=dict)  #: Further figures by name.
+    lists: Mapping[str, Sequence[float]] = field(default_factory=dict)  #: Several of one kind by name.
+    slices: Sequence[Mapping[str, float | None]] = ()  #: Figures over time, each with `begins_s`: of all requests.
+    #: Measured decisions by the guard or rule that decided ("" is the policy's own).
     fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTask:
-    """One variant on one fleet and traffic.
-
-    Parameters
-    ----------
-    warm_up:
-        Share of the requests that are not measured.
-    cache_reports:
-        What engines report of their caches, where the variant has no source of its own.
-    audited:
-        Every decision is compared with the engines' caches; figures over time are of that.
-    replaced_after, around_replacement:
-        Share of the requests after which the first router is killed and replaced; None: it is not. Whether there are
-        figures around that time, or around the middle.
-    queueing:
-        Whether routers queue and shed, with the deadlines of goodput.
-    """
+    """One variant on one fleet and traffic."""
 
     variant: Variant
     fleet: ExperimentFleet
     traffic: Traffic
     seed: int = 0
-    warm_up: float = 0.0
+    warm_up: float = 0.0  #: Share of the requests that are not measured.
     probe_s: float = 30.0
     scrape_s: float = 30.0
-    cache_reports: CacheReports = "usage"
+    cache_reports: CacheReports = "usage"  #: Of engines, where the variant has no source of its own.
     faults: tuple[Startable, ...] = ()
-    audited: bool = False
+    audited: bool = False  #: Every decision is compared with the engines' caches; figures over time are of that.
     routers: RouterGroup = ONE_ROUTER
+    #: Share of the requests after which the first router is killed and replaced; None: it is not.
     replaced_after: float | None = None
-    around_replacement: bool = False
-    queueing: bool = False
+    around_replacement: bool = False  #: Whether there are figures around that time, or around the middle.
+    queueing: bool = False  #: Whether routers queue and shed, with the deadlines of goodput.
     kind: ClassVar[type[TaskRun]] = TaskRun
 
     def key(self) -> str:
@@ -124,14 +107,10 @@ class SimTask:
         overload = OverloadLimits(queue_enabled=self.variant.queueing, queue_max_requests=MAX_IN_FLIGHT)
         limits = RouterLimits(
             max_routes=self.variant.max_routes or RouterLimits().max_routes,
-            block_tokens=float(self.traffic.block_tokens),
-            stale_after_s=STALE_INTERVALS * max(self.probe_s, self.scrape_s),
-            max_in_flight=MAX_IN_FLIGHT,
-            max_decisions=2 * self.traffic.requests,
-            max_samples=0,
-            overload=overload,
-            hedging=HedgeLimits(budget_ratio=HEDGE_BUDGET if self.variant.queueing else 0.0),
-        )
+            block_tokens=float(self.traffic.block_tokens), max_in_flight=MAX_IN_FLIGHT, max_samples=0,
+            max_decisions=2 * self.traffic.requests, stale_after_s=STALE_INTERVALS * max(self.probe_s, self.scrape_s),
+            overload=overload, hedging=HedgeLimits(budget_ratio=HEDGE_BUDGET if self.variant.queueing else 0.0),
+        )  # fmt: skip
         return with_queue(replace(limits, overload=OverloadLimits())) if self.queueing else limits
 
     def run(self) -> TaskRun:
@@ -156,51 +135,35 @@ def _run(task: SimTask) -> TaskRun:
     job = SimJob(trace=task.traffic.label, policy=task.variant.policy, fleet=task.fleet.sim_fleet(), seed=task.seed)
     simulated = simulated_run(job, {}, replace(result, records=measured))
     phantom, missed, _ = cached_errors(measured)
+    values = {
+        "rho": _rho(measured), "phantom": phantom, "missed": missed, "lasted_s": simulation.kernel.now,
+        "good": None if simulated.goodput is None else simulated.goodput.good,
+    }  # fmt: skip
+    around = {} if replaced_s is None else dict(_around(result.records, replaced_s))
+    if audited is None:
+        slices = _slices(result.records, {one.request_id: one for one in decisions}, predicted)
+    else:
+        slices = _audited_slices(result.records, audited.decisions)
     begins_s = measured[0].scheduled_s if measured else inf
     return TaskRun(
         row=simulated.row,
         cpu_s=0.0,
-        values={
-            "rho": _rho(measured),
-            "phantom": phantom,
-            "missed": missed,
-            "good": None if simulated.goodput is None else simulated.goodput.good,
-            "lasted_s": simulation.kernel.now,
-            **predicted.between(begins_s, inf).errors(),
-            **_sent(task, simulation, len(feed)),
-        },
-        lists={
-            "adopted_s": training.adopted_s,
-            **_delays(simulation),
-            **({} if replaced_s is None else dict(_around(result.records, replaced_s))),
-        },
-        slices=(
-            _slices(result.records, {one.request_id: one for one in decisions}, predicted)
-            if audited is None
-            else _audited_slices(result.records, audited.decisions)
-        ),
+        values={**values, **predicted.between(begins_s, inf).errors(), **_sent(task, simulation, len(feed))},
+        lists={"adopted_s": training.adopted_s, **_delays(simulation), **around},
+        slices=slices,
         fallbacks=dict(Counter(one.fallback or "" for one in decisions if one.request_id in names)),
     )
 
 
 def _simulation(task: SimTask, policy: Policy, training: RunTraining) -> Simulation:
-    reports = task.cache_reports if task.variant.source is None else SOURCES[task.variant.source][1]
+    source, block_tokens = task.variant.source, task.traffic.block_tokens
     return Simulation(
-        task.fleet.sim_fleet(),
-        policy,
-        seed=task.seed,
-        weights=task.variant.weights_of(policy),
-        faults=task.faults,
-        limits=task.limits(),
-        block_tokens=task.traffic.block_tokens,
-        probe_interval_s=task.probe_s,
-        scrape_interval_s=task.scrape_s,
-        shadow=task.variant.make_shadow(),
-        controllers=[training.controller],
-        cache_reports=reports,
-        routers=task.routers,
+        task.fleet.sim_fleet(), policy, seed=task.seed, weights=task.variant.weights_of(policy), faults=task.faults,
+        limits=task.limits(), block_tokens=block_tokens, probe_interval_s=task.probe_s, scrape_interval_s=task.scrape_s,
+        shadow=task.variant.make_shadow(), controllers=[training.controller], routers=task.routers,
+        cache_reports=task.cache_reports if source is None else SOURCES[source][1],
         slo_ttft_s=TTFT_MS / 1e3 if task.queueing else None,
-    )
+    )  # fmt: skip
 
 
 def _training(task: SimTask, feed: Sequence[SimRequest]) -> RunTraining:
@@ -297,14 +260,11 @@ def _slices(
 ) -> list[dict[str, float | None]]:
     edges = np.linspace(0.0, max((one.scheduled_s for one in records), default=0.0) + 1e-9, SLICES + 1)
     begins = np.searchsorted(np.array([one.scheduled_s for one in records]), edges)
-    return [
-        {
-            "begins_s": float(edge),
-            **_slice(records[begin:end], decisions),
-            **predicted.between(float(edge), float(end_s)).means_ms(),
-        }
-        for edge, end_s, begin, end in zip(edges[:-1], edges[1:], begins[:-1], begins[1:], strict=True)
-    ]
+    found = []
+    for (begin_s, end_s), (begin, end) in zip(pairwise(map(float, edges)), pairwise(begins), strict=True):
+        means_ms = predicted.between(begin_s, end_s).means_ms()
+        found.append({"begins_s": begin_s, **_slice(records[begin:end], decisions), **means_ms})
+    return found
 
 
 def _slice(records: Sequence[SimRecord], decisions: Mapping[str, Decision]) -> dict[str, float | None]:
@@ -334,16 +294,10 @@ def _audited_slices(
     found: list[dict[str, float | None]] = []
     for number, (part, audited) in sorted(by_slice.items()):
         if part:
-            whole: Any = {name: sum(getattr(one, f"{name}_tokens") for one in audited)
-                          for name in ("phantom", "missed", "cached", "estimated")}  # fmt: skip
-            found.append(
-                {
-                    "begins_s": number * AUDITED_SLICE_S,
-                    "phantom": whole["phantom"] / (whole["estimated"] or 1.0),
-                    "missed": whole["missed"] / (whole["cached"] or 1.0),
-                    "hit": cached_errors(part)[2],
-                }
-            )
+            phantom = sum(one.phantom_tokens for one in audited) / (sum(one.estimated_tokens for one in audited) or 1.0)
+            missed = sum(one.missed_tokens for one in audited) / (sum(one.cached_tokens for one in audited) or 1.0)
+            hit = cached_errors(part)[2]
+            found.append({"begins_s": number * AUDITED_SLICE_S, "phantom": phantom, "missed": missed, "hit": hit})
     return found
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from heapq import merge
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,6 +168,12 @@ class PhasedTraffic:
                 output_blocks=marked(request.output_blocks, mark),
                 prefix_hash=request.prefix_hash ^ mark,
             )
+
+
+def one_phase(name: str, *streams: Stream, requests: int, rates_per_s: tuple[float, ...], **more: Any) -> PhasedTraffic:
+    """Return shapes or files side by side at one rate, or in steps of equal time; `more` are fields of the traffic."""
+    phase = Phase(streams=streams, requests=requests, rates_per_s=rates_per_s)
+    return PhasedTraffic(name=name, phases=(phase,), **more)
 
 
 def _drawn(shape: SharingShape | GroupsShape, count: int, rate_per_s: float, seed: int) -> SharingShape | GroupsShape:

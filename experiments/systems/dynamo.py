@@ -31,7 +31,7 @@ import numpy as np
 
 from experiments.comparison import MEASURES
 from experiments.environments import Environment, installed
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport
 from experiments.rules import DynamoKv
 from experiments.runner import Runner, Runs, run_key
 from experiments.systems.policies import CONVERSATION_FILTERS

@@ -33,7 +33,7 @@ import yaml
 from experiments.aiperf import replay_records, run_aiperf, trace_lines
 from experiments.comparison import MEASURES
 from experiments.environments import InstallError, installed
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport
 from experiments.runner import Runner, run_key
 from experiments.systems.dynamo import dynamo_environment
 from experiments.systems.herd import HERD

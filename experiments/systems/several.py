@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from experiments.fleets import ExperimentFleet
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport
 from experiments.runner import Runner, Runs
 from experiments.simulated import REPLACED_SLICES, SimTask, TaskRun
 from experiments.tables import TableSection

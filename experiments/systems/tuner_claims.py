@@ -13,7 +13,7 @@ from math import nan
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeAlias
 
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport
 from experiments.runner import Experiment, Runner, Runs
 from experiments.tables import HEADER_END, ClaimVerdict, sections
 from experiments.tuning import STRIDE, Search, TuningTask, Windows
@@ -340,7 +340,7 @@ def _live(group: str, settings: Sequence[Setting], few: Sequence[int]) -> Experi
     verdicts: list[ClaimVerdict] = []
     for one in settings:
         sets = [found[one, seed] for seed in few]
-        verdicts += _fleet_verdicts(group, one, few, runs, sets, "tuned live", "; ".join(map(_shown, sets)))
+        verdicts += _fleet_verdicts(group, one, few, runs, sets, "tuned live", "; ".join(map(shown_weights, sets)))
         tuned = [runs[one.live(seed, tuned=True)] for seed in few]
         pairs = [(run.whole, runs[one.live(seed)].whole) for run, seed in zip(tuned, few, strict=True)]
         accepted = [f"{run.first_accepted_s / 3600:.1f} h" for run in tuned if run.first_accepted_s is not None]
@@ -362,7 +362,7 @@ def steps(seeds: Sequence[int], *, optimizer: str = "es") -> Experiment:
     ]
     verdicts: list[ClaimVerdict] = []
     for one, tuned in found.items():
-        note = "; ".join(f"{run.accepted} of {run.generations - 1}: {_shown(run.weights)}" for run in tuned)
+        note = "; ".join(f"{run.accepted} of {run.generations - 1}: {shown_weights(run.weights)}" for run in tuned)
         sets = [run.weights for run in tuned]
         verdicts += _fleet_verdicts(f"steps of {optimizer}", one, seeds, runs, sets, f"tuned live by {optimizer}", note)
     return verdicts
@@ -403,7 +403,7 @@ def log_filter(seeds: Sequence[int]) -> Experiment:
     for one in FILTERED:
         pairs = [tuple(runs[task(one, seed, filtered=filtered)] for filtered in (True, False)) for seed in few]
         note = "; ".join(f"{2 * ours.candidate_blocks} of {2 * theirs.candidate_blocks}" for ours, theirs in pairs)
-        sets = "; ".join(f"{_shown(ours.weights)} / {_shown(theirs.weights)}" for ours, theirs in pairs)
+        sets = "; ".join(f"{shown_weights(ours.weights)} / {shown_weights(theirs.weights)}" for ours, theirs in pairs)
         blocks = ratio_of([(float(ours.candidate_blocks), float(theirs.candidate_blocks)) for ours, theirs in pairs])
         text = f"{one.label}, with a log / without, live blocks"
         verdicts.append(ClaimVerdict.of_ratio(group, (text,), blocks, at_most=BLOCKS, note=note))
@@ -411,7 +411,7 @@ def log_filter(seeds: Sequence[int]) -> Experiment:
         verdicts += p95_verdicts(group, f"{one.label}, with a log / without", tails, (NO_MORE, NO_MORE), sets)
     for share in EXPLORED:
         ratio = part_ratio([(runs[explored(seed, share)].whole, runs[explored(seed, 0.0)].whole) for seed in few], ttft)
-        text = f"{FILTERED[0].label} with {_shown(WON)}, {share:.1%} by chance / none, p95 TTFT"
+        text = f"{FILTERED[0].label} with {shown_weights(WON)}, {share:.1%} by chance / none, p95 TTFT"
         verdicts.append(ClaimVerdict.of_ratio(group, (text,), ratio))
     return verdicts
 
@@ -429,9 +429,13 @@ def fleets_by_twin(seeds: Sequence[int]) -> Experiment:
     for one, sets in found.items():
         tails = {_key(each): [runs[one.held_out(seed, each)].tail for seed in few] for each in (*grid(one.policy), {})}
         best = best_of_grid(one.policy, tails)
-        verdicts += _fleet_verdicts(group, one, few, runs, sets, "found by the twin", "; ".join(map(_shown, sets)))
+        verdicts += _fleet_verdicts(
+            group, one, few, runs, sets, "found by the twin", "; ".join(map(shown_weights, sets))
+        )
         bests = [best] * len(few)
-        verdicts += _fleet_verdicts(group, one, few, runs, bests, "best of the grid", _shown(best), bounded=False)
+        verdicts += _fleet_verdicts(
+            group, one, few, runs, bests, "best of the grid", shown_weights(best), bounded=False
+        )
     return verdicts
 
 
@@ -473,7 +477,7 @@ def _fleet_verdicts(
     yield from p95_verdicts(group, f"{one.label}, {words} / defaults", pairs, bounds, note)
 
 
-def _shown(weights: Weights) -> str:
+def shown_weights(weights: Weights) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in weights.items()) or "the defaults"
 
 
