@@ -10,26 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from math import exp, inf
 
 from experiments.comparison import VariantComparison
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published
-from experiments.reports import (
-    GORGO_MS,
-    MEAN,
-    P99,
-    RESIDUAL,
-    Grid,
-    SystemReport,
-    claims_of,
-    routers,
-    variant_report,
-)
+from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, Grid, SystemReport, claims_of, routers, variant_report
 from experiments.runner import Runner
 from experiments.traffic import PhasedTraffic, one_phase
 from gorgo.lab.datasets import GroupsShape
+from gorgo.lab.sim.kv_events.reports import CacheReports
 
 NAME, TITLE = "llm-d", "llm-d predicted latency"
 PREDICTED = "predicted-latency"
@@ -39,6 +29,12 @@ CHATS = 2000
 PER_TOKEN = "mean E2E/token"
 #: Rate of each of llm-d's scenarios on the simulated fleet, 1/s, and of the ShareGPT-like traffic.
 RATES, SHAREGPT, SHAREGPT_RATE = {"A": 30.0, "B": 9.0, "C": 10.0, "D": 4.0}, "ShareGPT-like", 60.0
+FLEET = "10x2xH100"
+#: Its guards.
+GATES = tuple(f"predicted-latency, {one}" for one in (
+    "no affinity gates", "no load gate", "no exploration", "weighted pick", "model from 1,000 samples",
+    "round per 1,000", "logarithms", "linear",
+))  # fmt: skip
 #: Shares of these rates that the curves over the rate have beside the rates themselves.
 LADDER = (0.4, 0.7)
 _CHAT = GroupsShape(
@@ -102,25 +98,26 @@ CACHED_TURNS = replace(
 
 
 def comparisons() -> list[VariantComparison]:
-    return [*_accuracy(), *_scenarios(), *_production(), _gates(), *_fresh()]
+    """Return every comparison.
 
-
-def _accuracy() -> Iterator[VariantComparison]:
-    """llm-d's ladder in scenario C; the MAPE of each is in the table of means, that of each step in the slices.
-
-    With KV events too: then the cached tokens of a prediction are those that the engine has. In the last step requests
-    wait for KV memory, for as long as answers to come take.
+    Of `accuracy` the MAPE is in the table of means, that of each step in the slices. With KV events the cached tokens
+    of a prediction are those that the engine has. In the last step requests wait for KV memory, for as long as answers
+    to come take.
     """
-    traffic, variants = scenario("C", requests=CHATS, rates_per_s=(4.0, 6.0, 8.0, 10.0)), (PREDICTED, RESIDUAL)
-    yield routers("accuracy", "10x2xH100", traffic, GORGO_MS, variants, ("MAPE", MEAN))
-    yield routers("accuracy", "10x2xH100", traffic, GORGO_MS, variants, ("MAPE", MEAN), cache_reports="events")
-
-
-def _fresh() -> Iterator[VariantComparison]:
-    """Scrapes as often as the policy declares, and as seldom as the default; its cold start is the baseline."""
-    for (name, rate), interval_s in product(RATES.items(), (1.0, 30.0)):
-        traffic = scenario(name, requests=CHATS, rates_per_s=(rate,))
-        yield routers("fresh", "10x2xH100", traffic, LOAD_PREFIX, (PREDICTED,), (MEAN,), scrape_s=interval_s)
+    ladder = scenario("C", requests=CHATS, rates_per_s=(4.0, 6.0, 8.0, 10.0))
+    at_full_rate = {name: scenario(name, requests=CHATS, rates_per_s=(rate,)) for name, rate in RATES.items()}
+    kinds: tuple[CacheReports, ...] = ("usage", "events")
+    return [
+        *(routers("accuracy", FLEET, ladder, GORGO_MS, (PREDICTED, RESIDUAL), ("MAPE", MEAN), cache_reports=kind)
+          for kind in kinds),
+        *_scenarios(),
+        *_production(),
+        # Each guard of llm-d's left out, where its gates act on most requests.
+        routers("gates", FLEET, at_full_rate["C"], PREDICTED, GATES, (MEAN, P99, PER_TOKEN)),
+        # Scrapes as often as the policy declares, and as seldom as the default; its cold start is the baseline.
+        *(routers("fresh", FLEET, traffic, LOAD_PREFIX, (PREDICTED,), (MEAN,), scrape_s=interval_s)
+          for traffic in at_full_rate.values() for interval_s in (1.0, 30.0)),
+    ]  # fmt: skip
 
 
 def _scenarios() -> Iterator[VariantComparison]:
@@ -135,7 +132,7 @@ def _scenarios() -> Iterator[VariantComparison]:
                 column="E2E per output token over the rate", baseline=LOAD_PREFIX,
             )  # fmt: skip
             found = routers(
-                "scenarios" if share == 1.0 else "qps", "8x1xH100" if traffic.name == SHAREGPT else "10x2xH100",
+                "scenarios" if share == 1.0 else "qps", "8x1xH100" if traffic.name == SHAREGPT else FLEET,
                 traffic, LOAD_PREFIX, variants, (PER_TOKEN, MEAN),
                 {(PREDICTED, PER_TOKEN): published} if share == 1.0 else {},
             )  # fmt: skip
@@ -161,15 +158,6 @@ def _production() -> Iterator[VariantComparison]:
         traffic = production(name, shape)
         found = routers(group, "13x8xH200", traffic, TUNED_PREFIX, variants, tuple(PRODUCTION), published)
         yield found.changed(claimed)
-
-
-def _gates() -> VariantComparison:
-    """Each guard of llm-d's left out, where its gates act on most requests."""
-    left_out = ("no affinity gates", "no load gate", "no exploration", "weighted pick", "model from 1,000 samples",
-                "round per 1,000", "logarithms", "linear")  # fmt: skip
-    variants = tuple(f"predicted-latency, {one}" for one in left_out)
-    traffic = scenario("C", requests=CHATS, rates_per_s=(RATES["C"],))
-    return routers("gates", "10x2xH100", traffic, PREDICTED, variants, (MEAN, P99, PER_TOKEN))
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))

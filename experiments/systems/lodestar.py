@@ -12,17 +12,7 @@ from collections.abc import Iterator, Sequence
 from experiments.comparison import VariantComparison
 from experiments.pictures import Pictured
 from experiments.published import Claim, Published
-from experiments.reports import (
-    GORGO_MS,
-    MEAN,
-    P99,
-    RESIDUAL,
-    Grid,
-    SystemReport,
-    claims_of,
-    routers,
-    variant_report,
-)
+from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, Grid, SystemReport, claims_of, routers, variant_report
 from experiments.runner import Runner
 from experiments.traffic import Phase, PhasedTraffic, ReuseTraffic, one_phase
 from experiments.variants import QUEUEING, SHADOWS, TAUS
@@ -47,6 +37,17 @@ MIXED = (0.1, 0.3, 0.5, 0.7)
 _SHIFT_RATES = (3.0, 6.5)
 #: What its bars have beside the heuristic: Mooncake, its Algorithm 2 and the fewest requests in flight.
 BARS = ("mooncake, bounded index", "tau 0.5", "least-request")
+#: Row, mean and p99 of its evaluation: of equal GPUs, and of all mixed ones.
+EVALUATION = {
+    EQUAL: ("8xA30, Llama3-8B", "1.02-2.15", "1.07-1.86"),
+    **dict.fromkeys((WITHOUT_CACHE, TWO_KINDS), ("A30 and V100, mixed", "1.25-4.38", "1.32-4.42")),
+}
+#: Its guards and those of this project's residual.
+GUARDS = (
+    *(f"lodestar, {guard}" for guard in ("model from 200 samples", "no range check", "no exploration", "no K-filter",
+                                         "near best 0.1")),
+    "gorgo-residual, no range check", "gorgo-residual, no limit",
+)  # fmt: skip
 #: Rates of its mixed GPUs, 1/s.
 MIXED_RATES = (14.0, 22.0)
 
@@ -79,6 +80,11 @@ def shipped(name: str, *, rate_per_s: float) -> PhasedTraffic:
     assert isinstance(shape, SharingShape | GroupsShape)
     title, block_tokens = name.removesuffix("-like"), shape.block_tokens
     return one_phase(title, shape, requests=REQUESTS, rates_per_s=(rate_per_s,), block_tokens=block_tokens)
+
+
+def _fixed_length(tokens: int, rate_per_s: float) -> PhasedTraffic:
+    shape = sharing_shape(0.8, ((0.0, float(tokens)), (1.0, float(tokens))))
+    return one_phase(f"{tokens / 1000:g}k tokens, 80% shared", shape, requests=REQUESTS, rates_per_s=(rate_per_s,))
 
 
 def conversations(file: str, rate_per_s: float) -> PhasedTraffic:
@@ -134,25 +140,57 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
 
 def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
+    shadows = [f"random, shadow {name}" for name in SHADOWS]
+    tau = [shipped("toolagent-like", rate_per_s=3.0)]
+    tau += [] if conversation is None else [conversations(conversation, CONVERSATIONS)]
+    taus = (*(f"tau {tau:g}" for tau in TAUS if tau != 0.5), GORGO_MS)
     return [
-        *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), _filter(),
-        _longer(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(), _circular(),
+        *_fleets(conversation),
+        # More models in a run, with the guards and as in its published benchmark, which is of prefills alone.
+        *(_over_heuristic("lodestar-long", EQUAL, sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=tokens),
+                          (LODESTAR, BENCHMARK)) for rate, tokens in ((6.0, None), (10.0, 1))),
+        # One heuristic wins on long prompts and loses on short ones at twice the rate.
+        routers("motivation", "7xL20", _fixed_length(4000, 5.0), "least-request", (HEURISTIC, GORGO_MS), BOTH),
+        routers("motivation", "7xL20", _fixed_length(1000, 10.0), "least-request", (HEURISTIC, GORGO_MS), BOTH,
+                _published("figure 1", "RPS 10, 1k prompts", ("0.41", "1409 ms over 3468 ms"),
+                           ("0.67", "6000 ms over 9000 ms"), of=HEURISTIC)),
+        *(routers("tau", EQUAL, traffic, "tau 0.5", taus, (MEAN,), also=(LODESTAR,)) for traffic in tau),
+        routers("shift", EQUAL, more_sharing(), "lodestar, frozen",
+                (LODESTAR, "lodestar, offline", RESIDUAL, HEURISTIC), BOTH),
+        # Buffers of the training.
+        *(routers("pools", EQUAL, more_sharing(), f"lodestar, {row}",
+                  (LODESTAR, "lodestar, random replay", "lodestar, linear"), BOTH,
+                  _published("ablation of the replay", row, (mean, row), (p99, row)))
+          for row, mean, p99 in (("new data only", "2.39", "2.50"), ("all data", "1.21", "1.11"))),
+        # At the most that is served without a queue that grows: there KV pools are full, as published.
+        routers("k-filter", EQUAL, shipped("toolagent-like", rate_per_s=3.3), "lodestar, no K-filter",
+                (LODESTAR, RESIDUAL), BOTH,
+                _published("ablation of the K-filter", "ToolAgent, 12 RPS", ("1.72", "3209 ms over 1865 ms"),
+                           ("1.78", "18686 ms over 10528 ms"))),
+        # Prompts grow: what learns is at most a tenth behind the heuristic; each guard left out.
+        routers("guards", EQUAL, longer_prompts(), HEURISTIC, (LODESTAR, RESIDUAL, *GUARDS), (P99, MEAN))
+        .changed({(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}),
+        # Order of replicas: Spearman's rho of each shadow under `random`, in the table of means.
+        *(routers("shadows", fleet, sharing(0.5, rate_per_s=rate), shadows[0], shadows[1:])
+          for fleet, rate in ((EQUAL, 3.0), (TWO_KINDS, 6.0))),
+        # Fresh and stale reports of engines over a long path.
+        *(routers("scrapes", "vllm", sharing(0.5, rate_per_s=8.0), GORGO_MS,
+                  (LODESTAR, RESIDUAL, "load-prefix 1:1:1"), BOTH, scrape_s=interval_s)
+          for interval_s in (0.1, 1.0, 30.0)),
+        routers("lodestar-shape", EQUAL, published_shape(), HEURISTIC,
+                (LODESTAR, GORGO_MS, RESIDUAL, *BARS), BOTH),
+        # Its rates on mixed GPUs, from a light load here to one at which queues grow.
+        *(routers("lodestar-rates", TWO_KINDS, sharing(0.5, rate_per_s=rate), HEURISTIC, (LODESTAR, RESIDUAL), BOTH)
+          for rate in MIXED_RATES),
+        # Its circular dependency: a model learns from decisions of the policy before it, and then changes them.
+        routers("circular", EQUAL, sharing(0.5, rate_per_s=6.0),
+                "prefix-cache-and-load, shadow lodestar's first model",
+                ("lodestar, first model alone", BENCHMARK), BOTH),
     ]  # fmt: skip
 
 
-def _over_heuristic(
-    group: str, fleet: str, traffic: PhasedTraffic, variants: Sequence[str], also: Sequence[str] = ()
-) -> VariantComparison:
-    """Return variants against the heuristic: mean and p99 of each, beside what was published of the fleet."""
-    texts = ("1.02-2.15", "1.07-1.86") if fleet == EQUAL else ("1.25-4.38", "1.32-4.42")
-    row = "8xA30, Llama3-8B" if fleet == EQUAL else "A30 and V100, mixed"
-    published = _published("evaluation", row, f", over {HEURISTIC}", *((text, HEURISTIC) for text in texts))
-    found = routers(group, fleet, traffic, HEURISTIC, variants, BOTH, published, also=also)
-    return found.changed({(RESIDUAL, figure): {"at_least": value} for figure, value in SUMMARY.items()})
-
-
 def _published(
-    place: str, row: str, over: str, *printed: tuple[str, str], of: str = LODESTAR
+    place: str, row: str, *printed: tuple[str, str], over: str = "", of: str = LODESTAR
 ) -> dict[tuple[str, str], Published]:
     """Return what was printed of a variant: mean and p99 TTFT, each with its baseline."""
     return {
@@ -161,7 +199,18 @@ def _published(
     }
 
 
+def _over_heuristic(
+    group: str, fleet: str, traffic: PhasedTraffic, variants: Sequence[str], also: Sequence[str] = ()
+) -> VariantComparison:
+    """Return variants against the heuristic: mean and p99 of each, beside what was published of the fleet."""
+    row, *texts = EVALUATION[fleet]
+    published = _published("evaluation", row, *((text, HEURISTIC) for text in texts), over=f", over {HEURISTIC}")
+    found = routers(group, fleet, traffic, HEURISTIC, variants, BOTH, published, also=also)
+    return found.changed({(RESIDUAL, figure): {"at_least": value} for figure, value in SUMMARY.items()})
+
+
 def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
+    """Yield the comparisons of its evaluation, on each fleet and traffic."""
     for fleet in SCALES:
         first, *others = _traffic(fleet, conversation)
         variants = (LODESTAR, GORGO_MS, RESIDUAL, RESIDUAL + QUEUEING, *BARS)
@@ -171,95 +220,6 @@ def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
                 yield _over_heuristic("lodestar-prefill", fleet, traffic, (LODESTAR, RESIDUAL))
             else:
                 yield _over_heuristic("lodestar-more", fleet, traffic, (LODESTAR, GORGO_MS, RESIDUAL))
-
-
-def _published_shape() -> VariantComparison:
-    variants = (LODESTAR, GORGO_MS, RESIDUAL, *BARS)
-    return routers("lodestar-shape", EQUAL, published_shape(), HEURISTIC, variants, BOTH)
-
-
-def _mixed_rates() -> Iterator[VariantComparison]:
-    """Its rates on mixed GPUs, from a light load here to one at which queues grow."""
-    for rate in MIXED_RATES:
-        traffic = sharing(0.5, rate_per_s=rate)
-        yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, RESIDUAL), BOTH)
-
-
-def _circular() -> VariantComparison:
-    """Its circular dependency: a model learns from decisions of the policy before it, and then changes them."""
-    heuristic = "prefix-cache-and-load, shadow lodestar's first model"
-    variants = ("lodestar, first model alone", BENCHMARK)
-    return routers("circular", EQUAL, sharing(0.5, rate_per_s=6.0), heuristic, variants, BOTH)
-
-
-def _long() -> Iterator[VariantComparison]:
-    """With more models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
-    for rate, output_tokens in ((6.0, None), (10.0, 1)):
-        traffic = sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens)
-        yield _over_heuristic("lodestar-long", EQUAL, traffic, (LODESTAR, BENCHMARK))
-
-
-def _motivation() -> Iterator[VariantComparison]:
-    """One heuristic wins on long prompts and loses on short ones at twice the rate."""
-    printed = ("0.41", "1409 ms over 3468 ms"), ("0.67", "6000 ms over 9000 ms")
-    short = _published("figure 1", "RPS 10, 1k prompts", "", *printed, of=HEURISTIC)
-    for tokens, rate, published in ((4000, 5.0, {}), (1000, 10.0, short)):
-        shape = sharing_shape(0.8, ((0.0, float(tokens)), (1.0, float(tokens))))
-        name = f"{tokens / 1000:g}k tokens, 80% shared"
-        traffic = one_phase(name, shape, requests=REQUESTS, rates_per_s=(rate,))
-        yield routers("motivation", "7xL20", traffic, "least-request", (HEURISTIC, GORGO_MS), BOTH, published)
-
-
-def _tau(conversation: str | None) -> Iterator[VariantComparison]:
-    traffics = [shipped("toolagent-like", rate_per_s=3.0)]
-    if conversation is not None:
-        traffics.append(conversations(conversation, CONVERSATIONS))
-    variants = (*(f"tau {tau:g}" for tau in TAUS if tau != 0.5), GORGO_MS)
-    for traffic in traffics:
-        yield routers("tau", EQUAL, traffic, "tau 0.5", variants, (MEAN,), also=(LODESTAR,))
-
-
-def _shift() -> VariantComparison:
-    variants = (LODESTAR, "lodestar, offline", RESIDUAL, HEURISTIC)
-    return routers("shift", EQUAL, more_sharing(), "lodestar, frozen", variants, BOTH)
-
-
-def _pools() -> Iterator[VariantComparison]:
-    variants = (LODESTAR, "lodestar, random replay", "lodestar, linear")
-    for row, texts in (("new data only", ("2.39", "2.50")), ("all data", ("1.21", "1.11"))):
-        published = _published("ablation of the replay", row, "", *((text, row) for text in texts))
-        yield routers("pools", EQUAL, more_sharing(), f"lodestar, {row}", variants, BOTH, published)
-
-
-def _filter() -> VariantComparison:
-    """At the most that is served without a queue that grows: there KV pools are full, as published."""
-    printed = ("1.72", "3209 ms over 1865 ms"), ("1.78", "18686 ms over 10528 ms")
-    published = _published("ablation of the K-filter", "ToolAgent, 12 RPS", "", *printed)
-    traffic = shipped("toolagent-like", rate_per_s=3.3)
-    return routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", (LODESTAR, RESIDUAL), BOTH, published)
-
-
-def _longer() -> VariantComparison:
-    """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
-    guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
-    variants = (LODESTAR, RESIDUAL, *(f"lodestar, {guard}" for guard in guards),
-                *(f"gorgo-residual, {guard}" for guard in ("no range check", "no limit")))  # fmt: skip
-    found = routers("guards", EQUAL, longer_prompts(), HEURISTIC, variants, (P99, MEAN))
-    return found.changed({(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}})
-
-
-def _shadows() -> Iterator[VariantComparison]:
-    """Order of replicas: Spearman's rho of each shadow under `random`, in the table of means."""
-    first, *others = (f"random, shadow {name}" for name in SHADOWS)
-    for fleet, rate in ((EQUAL, 3.0), (TWO_KINDS, 6.0)):
-        yield routers("shadows", fleet, sharing(0.5, rate_per_s=rate), first, others)
-
-
-def _scrapes() -> Iterator[VariantComparison]:
-    """Fresh and stale reports of engines over a long path."""
-    traffic, variants = sharing(0.5, rate_per_s=8.0), (LODESTAR, RESIDUAL, "load-prefix 1:1:1")
-    for interval_s in (0.1, 1.0, 30.0):
-        yield routers("scrapes", "vllm", traffic, GORGO_MS, variants, BOTH, scrape_s=interval_s)
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))

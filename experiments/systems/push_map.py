@@ -19,7 +19,7 @@ from experiments.reports import EVENTS as OURS
 from experiments.reports import Grid, SystemReport, cached, variant_report
 from experiments.runner import Runner, Runs
 from experiments.systems.policies import ENGINE_FILTERS, ENGINE_FLEETS, ENGINE_SHAPES
-from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
+from experiments.traffic import ChatTraffic, ContextTraffic
 from gorgo.lab.datasets import own_block_tokens
 from gorgo.lab.sim.faults.kinds import BadReports, RouterRestart
 from gorgo.lab.sim.kv_events.path import PathFaults
@@ -44,26 +44,35 @@ LOST_S, CUT_S, RESTART_S = (60.0, 80.0), (110.0, 130.0), 160.0
 
 
 def comparisons() -> list[VariantComparison]:
-    return [*_sources(), *_workloads(), _faults(), *_replicas(), *_sticky()]
+    equal = ExperimentFleet(name="8xL40S", profile="1xL40S-Llama-3.1-8B", replicas=8)
+    contexts = [
+        ContextTraffic(name=name, contexts=count, context_tokens=tokens, requests=1_600, rate_per_s=5.6)
+        for name, count, tokens in (("RAG, 128 contexts", 128, 10_000), ("one system prompt", 1, 2_000))
+    ]
+    return [
+        *_sources(),
+        *_workloads(),
+        _faults(),
+        *_replicas(),
+        # Its policy, Algorithm 1: on many contexts of equal use, and where each request begins with the same prompt.
+        *(cached("sticky", equal, traffic, (ROUND_ROBIN, STICKY, EVENTS)) for traffic in contexts),
+    ]  # fmt: skip
 
 
 def _sources() -> Iterator[VariantComparison]:
     """Sources side by side: events within 2 % of exact caches, and never behind the history."""
     # At their own load the chats would have queues without end on the smallest pools.
-    slower = replace(_CHAT, name=f"{_CHAT.name}, 0.4 of its load", load=0.4)
-    loads: tuple[tuple[ExperimentFleet, tuple[Traffic, ...]], ...] = (
-        (ExperimentFleet(name="sglang"), (_CHAT, _CHAT, slower)),
-        (_H100, (_CONTEXTS,) * len(POOLS)),
-    )
+    slower, chats = replace(_CHAT, name=f"{_CHAT.name}, 0.4 of its load", load=0.4), ExperimentFleet(name="sglang")
     targets = (
         ComparisonTarget(of=EVENTS, against=EXACT, figure="p95 TTFT", at_most=1.02),
         ComparisonTarget(of=EVENTS, against=EXACT, figure="hit", at_least=0.98),
         ComparisonTarget(of=EVENTS, against=HISTORY, figure="p95 TTFT", at_most=1.0),
         ComparisonTarget(of=EVENTS, against=HISTORY, figure="mean TTFT", at_most=1.0),
     )
-    for fleet, traffics in loads:
-        for share, traffic in zip(POOLS, traffics, strict=True):
-            yield cached("sources", replace(fleet, pool_share=share), traffic, SOURCES, targets=targets)
+    for share, traffic in zip(POOLS, (_CHAT, _CHAT, slower), strict=True):
+        yield cached("sources", replace(chats, pool_share=share), traffic, SOURCES, targets=targets)
+    for share in POOLS:
+        yield cached("sources", replace(_H100, pool_share=share), _CONTEXTS, SOURCES, targets=targets)
 
 
 def _workloads() -> Iterator[VariantComparison]:
@@ -98,14 +107,6 @@ def _replicas() -> Iterator[VariantComparison]:
         )  # fmt: skip
         fleet = ExperimentFleet(name=f"{count}xL40S", profile="1xL40S-Llama-3.1-8B", replicas=count)
         yield cached("replicas", fleet, traffic, (ROUND_ROBIN, *REPORTED), x=float(count))
-
-
-def _sticky() -> Iterator[VariantComparison]:
-    """Its policy, Algorithm 1: on many contexts of equal use, and where each request begins with the same prompt."""
-    fleet = ExperimentFleet(name="8xL40S", profile="1xL40S-Llama-3.1-8B", replicas=8)
-    for name, contexts, tokens in (("RAG, 128 contexts", 128, 10_000), ("one system prompt", 1, 2_000)):
-        traffic = ContextTraffic(name=name, contexts=contexts, context_tokens=tokens, requests=1_600, rate_per_s=5.6)
-        yield cached("sticky", fleet, traffic, (ROUND_ROBIN, STICKY, EVENTS))
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))

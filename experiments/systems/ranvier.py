@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from experiments.comparison import ComparisonTarget, VariantComparison
@@ -30,35 +30,28 @@ def _published(row: str, column: str, text: str) -> Published:
 
 
 def comparisons() -> list[VariantComparison]:
-    return [*_conversations(), _override()]
-
-
-def _conversations() -> Iterator[VariantComparison]:
-    """Routes by depth mode, on conversations of three kinds."""
-    targets = [
+    """Return routes by depth mode, on conversations of three kinds; and most traffic behind one system prompt."""
+    by_mode = [
         ComparisonTarget(of=label, against=ROUND_ROBIN, figure=figure,
                          published=_published("multi-depth", column, text) if label == MULTI else None)
         for label in (WHOLE, SINGLE, MULTI, OURS)
         for figure, (text, column) in AGAINST_ROUND_ROBIN.items()
     ]  # fmt: skip
-    variants = (ROUND_ROBIN, WHOLE, SINGLE, MULTI, "longest prefix, exact caches", OURS)
-    for kind, starts_per_s in RATES.items():
-        traffic = ConversationTraffic(kind=kind, requests=2400, starts_per_s=starts_per_s)
-        yield cached("depths", _A100, traffic, variants, targets=targets, x=kind)
-
-
-def _override() -> VariantComparison:
-    """Most traffic behind one system prompt: the override trades hits for the tail."""
-    traffic = ContextTraffic(
+    # The override trades hits for the tail.
+    override = [
+        ComparisonTarget(of=ON, against=OFF, figure=figure, published=_published("load override", column, text))
+        for figure, text, column in (("p99 TTFT", "0.55", "P99, -45 %"), ("hit", "0.94", "hits, about -5 points"))
+    ]
+    one_prompt = ContextTraffic(
         name="80 % behind one system prompt", contexts=40, context_tokens=2000, first_share=0.8, question_tokens=300,
         requests=2400, rate_per_s=5.0, block_tokens=16,
     )  # fmt: skip
-    rows = ("p99 TTFT", "0.55", "P99, -45 %"), ("hit", "0.94", "hits, about -5 points")
-    targets = [
-        ComparisonTarget(of=ON, against=OFF, figure=figure, published=_published("load override", column, text))
-        for figure, text, column in rows
-    ]
-    return cached("override", _A100, traffic, (ROUND_ROBIN, OFF, ON, OURS), targets=targets)
+    modes = (ROUND_ROBIN, WHOLE, SINGLE, MULTI, "longest prefix, exact caches", OURS)
+    return [
+        *(cached("depths", _A100, ConversationTraffic(kind=kind, requests=2400, starts_per_s=rate_per_s), modes,
+                 targets=by_mode, x=kind) for kind, rate_per_s in RATES.items()),
+        cached("override", _A100, one_prompt, (ROUND_ROBIN, OFF, ON, OURS), targets=override),
+    ]  # fmt: skip
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
@@ -75,7 +68,7 @@ def claims(grid: Grid) -> list[Claim]:
         published=_published("affinity, overloaded", "P99, +84.6 %", "1.846"),
         note="the post does not say on which traffic; override off behind one prompt is the nearest",
     )  # fmt: skip
-    one = next(each for each in _conversations() if each.x == "continued").scaled(grid.scale)
+    one = next(each for each in comparisons() if each.x == "continued").scaled(grid.scale)
     hits = [
         Claim(system=TITLE, on=one.title, figure=f"hits, %, {label}", is_ratio=False,
               published=_published(label, "hit rate, %", text), tasks=[one.task(label, seed) for seed in grid.seeds],

@@ -74,7 +74,23 @@ class Labelled(NamedTuple):
 
 def runs_of(groups: Sequence[str], grid: Grid) -> list[Labelled]:
     """Return the runs of some groups; without the conversation trace where the grid has none."""
-    made = [*_routers(grid.trace, grid.counts), *_processes(), *_delay(), *_replaced(), *_overload(), *_large()]
+    half, beyond = CHAT.at(0.5), CHAT.at(round(CAPACITY * OVERLOAD, 3))
+    columns: Sequence[tuple[str, int, Sharing]] = (("one", 1, "all"), ("alone", 4, "none"), ("store", 4, "store"))
+    replacements: Sequence[tuple[str, Sharing, float | None]] = (
+        ("not replaced", "none", None), ("no store", "none", 0.5), ("store", "store", 0.5),
+    )  # fmt: skip
+    made = [
+        *_routers(grid.trace, grid.counts),
+        *_processes(),
+        *(_labelled("delay", row, "figures", half, count, sharing, delay_s=delay_s,
+                    variant=Variant(policy="multi-depth", max_routes=max_routes))
+          for row, count, sharing, max_routes, delay_s in _ROUTES),
+        *(_labelled("replaced", row, "one router", half, 1, sharing, around_replacement=True, replaced_after=after)
+          for row, sharing, after in replacements),
+        *(_labelled("overload", f"{OVERLOAD} times capacity", column, beyond, count, sharing, queueing=True)
+          for column, count, sharing in columns),
+        *_large(),
+    ]  # fmt: skip
     found = [each for group in groups for each in made if each.group == group]
     return [
         each._replace(task=replace(each.task.scaled(grid.scale), seed=seed)) for seed in grid.seeds for each in found
@@ -103,28 +119,6 @@ def _processes() -> Iterator[Labelled]:
         yield _labelled("processes", f"{load:g}", "1", CHAT.at(load), 1, "all")
         for count in PROCESSES:
             yield _labelled("processes", f"{load:g}", str(count), CHAT.at(load), count, "local", delay_s=None)
-
-
-def _delay() -> Iterator[Labelled]:
-    for row, count, sharing, max_routes, delay_s in _ROUTES:
-        variant = Variant(policy="multi-depth", max_routes=max_routes)
-        yield _labelled("delay", row, "figures", CHAT.at(0.5), count, sharing, delay_s=delay_s, variant=variant)
-
-
-def _replaced() -> Iterator[Labelled]:
-    rows: Sequence[tuple[str, Sharing, float | None]] = (
-        ("not replaced", "none", None), ("no store", "none", 0.5), ("store", "store", 0.5),
-    )  # fmt: skip
-    for row, sharing, after in rows:
-        more = {"around_replacement": True, "replaced_after": after}
-        yield _labelled("replaced", row, "one router", CHAT.at(0.5), 1, sharing, **more)
-
-
-def _overload() -> Iterator[Labelled]:
-    traffic = CHAT.at(round(CAPACITY * OVERLOAD, 3))
-    columns: Sequence[tuple[str, int, Sharing]] = (("one", 1, "all"), ("alone", 4, "none"), ("store", 4, "store"))
-    for column, count, sharing in columns:
-        yield _labelled("overload", f"{OVERLOAD} times capacity", column, traffic, count, sharing, queueing=True)
 
 
 def _large() -> Iterator[Labelled]:
