@@ -59,6 +59,10 @@ class Grid:
     pictures: bool = False  #: Whether pictures are made.
     queue: Queue | None = None  #: Of the proxy under every policy or under none; None: as each row has it.
 
+    def cut(self, workload: Workload) -> Workload:
+        """Return the workload with as many requests and the queue that the grid has."""
+        return replace(workload.first(self.first_requests), queue=self.queue or workload.queue)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemReport:
@@ -82,12 +86,8 @@ def target_report(
     means: Sequence[FigureColumn] = MEANS,
 ) -> SystemReport:
     """Run what the targets of the groups need, and return them by group, then means of every policy."""
-
-    def cut(workload: Workload) -> Workload:
-        return replace(workload.first(grid.first_requests), queue=grid.queue or workload.queue)
-
     begun_s, made, seeds = monotonic(), runner.made, grid.seeds
-    chosen = [one.on(cut) for one in targets if one.group in groups]
+    chosen = [one.on(grid.cut) for one in targets if one.group in groups]
     tasks = list(dict.fromkeys(task for target in chosen for task in target.tasks(seeds)))
     # Runs that share a trace follow one another: each process keeps the feed that it used last.
     ordered = sorted(tasks, key=lambda one: (one.trace, one.seed, one.workload.time_scale))
