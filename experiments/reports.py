@@ -14,7 +14,7 @@ from statistics import fmean, mean
 from time import monotonic
 from typing import Any, TypeAlias, cast
 
-from experiments.comparison import MEASURES, ComparisonTarget, VariantComparison
+from experiments.comparison import MEASURES, ComparisonTarget, VariantComparison, value_of
 from experiments.fleets import ExperimentFleet
 from experiments.pictures import Panel, Picture, Pictured, Point, pictures_of
 from experiments.published import Claim, Published
@@ -41,6 +41,9 @@ HEADER = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met
 ROUTERS_HEADER = ("on", "of", "against", "figure", "published", "claim", "against / of [95 %]", "met")
 #: Header, measure, form and factor of a column of means over seeds.
 FigureColumn: TypeAlias = tuple[str, str, str, float]
+#: What makes a cell of its own from the mean of the rows and the runs of a variant; and a column that may be one.
+Special: TypeAlias = Callable[[ResultRow, Sequence[TaskRun]], str]
+Column: TypeAlias = tuple[str, str | Special, str, float]
 MEANS: Sequence[FigureColumn] = (
     ("TTFT p50 ms", "p50 TTFT", ".0f", 1), ("p95", "p95 TTFT", ".0f", 1), ("E2E p50 s", "p50 E2E", ".2f", 1),
     ("p95", "p95 E2E", ".2f", 1), ("hit %", "hit", ".1f", 100),
@@ -78,13 +81,9 @@ class SystemReport:
 
 
 def target_report(
-    targets: Iterable[RatioTarget],
-    groups: Sequence[str],
-    grid: Grid,
-    runner: Runner,
-    titles: Mapping[str, str],
+    targets: Iterable[RatioTarget], groups: Sequence[str], grid: Grid, runner: Runner, titles: Mapping[str, str],
     means: Sequence[FigureColumn] = MEANS,
-) -> SystemReport:
+) -> SystemReport:  # fmt: skip
     """Run what the targets of the groups need, and return them by group, then means of every policy."""
     begun_s, made, seeds = monotonic(), runner.made, grid.seeds
     chosen = [one.on(grid.cut) for one in targets if one.group in groups]
@@ -172,37 +171,22 @@ def cached(
 
 # -- columns of their tables of means
 
-#: Header of a column, and its cell from the mean of the rows and the runs of a variant.
-Column: TypeAlias = tuple[str, Callable[[ResultRow, Sequence[TaskRun]], str]]
+
+def _cell(figure: str | Special, form: str, factor: float, row: ResultRow, runs: Sequence[TaskRun]) -> str:
+    """Return a cell of a variant from the mean of its rows, or from the mean of its runs' values."""
+    if not isinstance(figure, str):
+        return figure(row, runs)
+    if figure in MEASURES:
+        return number(MEASURES[figure](row), form, factor)
+    values = [value for run in runs if (value := run.values.get(figure)) is not None]
+    return number(mean(values) if values else None, form, factor)
 
 
-def _figure(header: str, name: str, form: str, factor: float = 1) -> Column:
-    return header, lambda row, _: number(MEASURES[name](row), form, factor)
+def _with_interval(figure: str, form: str, factor: float = 1) -> Special:
+    def cell(_: ResultRow, runs: Sequence[TaskRun]) -> str:
+        return with_interval([factor * value for run in runs if (value := value_of(run, figure)) is not None], form)
 
-
-def _values(runs: Sequence[TaskRun], name: str) -> list[float]:
-    return [value for run in runs if (value := run.values.get(name)) is not None]
-
-
-def _share(header: str, name: str) -> Column:
-    return header, lambda _, runs: number(mean(run.values[name] or 0.0 for run in runs), ".2f", 100)
-
-
-def _value(header: str, name: str, form: str, factor: float = 1) -> Column:
-    """A value of runs; a model's error, for one, is the mean over runs of the mean or median over requests."""
-    return header, lambda _, runs: number(mean(known) if (known := _values(runs, name)) else None, form, factor)
-
-
-def _failed(row: ResultRow, _: Sequence[TaskRun]) -> str:
-    return str(row.errors)
-
-
-def _mape(_: ResultRow, runs: Sequence[TaskRun]) -> str:
-    return with_interval([100 * one for run in runs if (one := run.row.prediction_error_ratio) is not None], ".1f")
-
-
-def _rho(_: ResultRow, runs: Sequence[TaskRun]) -> str:
-    return with_interval(_values(runs, "rho"), ".3f")
+    return cell
 
 
 def _pools(row: ResultRow, _: Sequence[TaskRun]) -> str:
@@ -223,24 +207,22 @@ def _fallbacks(_: ResultRow, runs: Sequence[TaskRun]) -> str:
     return ", ".join(f"{word or 'policy'} {100 * count / whole:.1f}" for word, count in counts.most_common())
 
 
-def _first_tokens(header: str) -> Iterator[Column]:
-    """Yield the columns of time to first token, ms; the first has the header."""
-    for part, title in (("mean", header), ("p50", "p50"), ("p95", "p95"), ("p99", "p99")):
-        yield _figure(title, f"{part} TTFT", ".0f")
-
-
+_FAILED: Column = ("failed", lambda row, _: str(row.errors), "", 1)
+#: The errors of models are means over runs of the mean or median over requests.
 ROUTER_MEANS: Sequence[Column] = (
-    *_first_tokens("TTFT mean ms"), _figure("E2E p50 s", "p50 E2E", ".2f"), _figure("p95", "p95 E2E", ".2f"),
-    _figure("TPOT p50 ms", "p50 TPOT", ".1f"), _figure("p99", "p99 TPOT", ".1f"),
-    _figure("E2E/token ms", "mean E2E/token", ".1f"), _figure("tokens/s", "output tokens/s", ".0f"),
-    _figure("hit %", "hit", ".1f", 100), ("MAPE %", _mape), ("failed", _failed), ("rho", _rho),
-    ("shares of pools", _pools), ("decided by", _fallbacks),
-    _value("model TTFT off %", "ttft_mean", ".1f", 100), _value("median %", "ttft_median", ".1f", 100),
-    _value("model TPOT off %", "tpot_mean", ".1f", 100), _value("TPOT median %", "tpot_median", ".1f", 100),
+    ("TTFT mean ms", "mean TTFT", ".0f", 1), ("p50", "p50 TTFT", ".0f", 1), ("p95", "p95 TTFT", ".0f", 1),
+    ("p99", "p99 TTFT", ".0f", 1), ("E2E p50 s", "p50 E2E", ".2f", 1), ("p95", "p95 E2E", ".2f", 1),
+    ("TPOT p50 ms", "p50 TPOT", ".1f", 1), ("p99", "p99 TPOT", ".1f", 1), ("E2E/token ms", "mean E2E/token", ".1f", 1),
+    ("tokens/s", "output tokens/s", ".0f", 1), ("hit %", "hit", ".1f", 100),
+    ("MAPE %", _with_interval("MAPE", ".1f", 100), "", 1), _FAILED, ("rho", _with_interval("rho", ".3f"), "", 1),
+    ("shares of pools", _pools, "", 1), ("decided by", _fallbacks, "", 1),
+    ("model TTFT off %", "ttft_mean", ".1f", 100), ("median %", "ttft_median", ".1f", 100),
+    ("model TPOT off %", "tpot_mean", ".1f", 100), ("TPOT median %", "tpot_median", ".1f", 100),
 )  # fmt: skip
 SOURCE_MEANS: Sequence[Column] = (
-    *_first_tokens("mean TTFT, ms"), _figure("hit, %", "hit", ".1f", 100), _share("phantom, %", "phantom"),
-    _share("missed, %", "missed"), _value("bytes a request", "bytes_per_request", ".0f"), ("failed", _failed),
+    ("mean TTFT, ms", "mean TTFT", ".0f", 1), ("p50", "p50 TTFT", ".0f", 1), ("p95", "p95 TTFT", ".0f", 1),
+    ("p99", "p99 TTFT", ".0f", 1), ("hit, %", "hit", ".1f", 100), ("phantom, %", "phantom", ".2f", 100),
+    ("missed, %", "missed", ".2f", 100), ("bytes a request", "bytes_per_request", ".0f", 1), _FAILED,
 )  # fmt: skip
 
 
@@ -248,12 +230,9 @@ SOURCE_MEANS: Sequence[Column] = (
 
 
 def variant_report(
-    found: Iterable[VariantComparison],
-    groups: Sequence[str],
-    grid: Grid,
-    runner: Runner,
+    found: Iterable[VariantComparison], groups: Sequence[str], grid: Grid, runner: Runner,
     pictured: Mapping[str, Pictured],
-) -> SystemReport:
+) -> SystemReport:  # fmt: skip
     """Run comparisons of one kind; return ratios by group, means, delays of evictions, and figures over time."""
     chosen, seeds = [one.scaled(grid.scale) for one in found if one.group in groups], grid.seeds
     runs = runner.runs(list(dict.fromkeys(task for one in chosen for task in one.tasks(seeds))), title="comparisons")
@@ -293,8 +272,9 @@ def _means(
         for variant in one.variants:
             if some := one.runs_of(variant, runs, seeds):
                 row = mean_row([run.row for run in some])
-                rows.append((one.title, variant, str(len(some)), *(cell(row, some) for _, cell in columns)))
-    return TableSection("Means over seeds", ("on", variant_is, "seeds", *(header for header, _ in columns)), rows)
+                cells = (_cell(figure, form, factor, row, some) for _, figure, form, factor in columns)
+                rows.append((one.title, variant, str(len(some)), *cells))
+    return TableSection("Means over seeds", ("on", variant_is, "seeds", *(header for header, *_ in columns)), rows)
 
 
 def _times(one: VariantComparison, runs: Runs, seeds: Sequence[int]) -> TableSection:

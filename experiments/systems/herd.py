@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
+from typing import cast
 
 from experiments.reports import FigureColumn, Grid, SystemReport, target_report
 from experiments.runner import Experiment, Runner
@@ -25,7 +26,7 @@ from experiments.systems.tuner_claims import part_ratio, shown_weights, ttft
 from experiments.tables import ClaimVerdict, sections
 from experiments.tuning import Search, TuningTask, Windows
 from experiments.windows import SHORT_SIGHTED, RatioTarget, Workload, targets_of
-from gorgo.lab.datasets import AgentsShape, HerdShape
+from gorgo.lab.datasets import AgentsShape, HerdShape, read_shape, shapes
 from gorgo.lab.demo.options import PAPER
 from gorgo.lab.results import load_text
 from gorgo.lab.simulate import FLOOR, PINNED
@@ -46,10 +47,7 @@ TUNER = "herd-tuner"
 OTHERS = (PAPER, "prefix-cache-and-load", "mooncake", "lmetric", "dualmap", "skywalker", "preble-e2")
 ONE_REGION, THREE_REGIONS, QUARTER = "8x1xH100", "6x1xH100", 0.25
 GAPS_S, LONG_GAP_S, SYSTEM_PROMPTS = (0.4, 1.5, 4.0), 15.0, (1, 3, 10)
-HERD = HerdShape(
-    seed=0, sessions=61, rounds=12, groups=1, gap_s=1.5, system_tokens=8192, question_tokens=1948, output_tokens=100,
-    leaving_share=0.0,
-)  # fmt: skip
+HERD = cast(HerdShape, read_shape(shapes()["herd"]))
 #: Share of the sessions that end before each round.
 LEAVING = 0.15
 #: A third ask once, the others take nine turns on average, of the lengths of the herd's; no bursts.

@@ -174,10 +174,7 @@ def _cache_aware(requirement: str, *words: str) -> Callable[[LivePlace], Launch]
 
 def dynamo_frontend(place: LivePlace) -> Launch:
     """Dynamo's frontend with its KV router, which hears from the mockers what they have cached."""
-    try:
-        python = dynamo_environment().python
-    except InstallError as error:
-        raise UnavailableError(str(error)) from error
+    python = dynamo_environment().python
     options = ["--router-mode", "kv", "--router-min-initial-workers", str(len(place.replicas))]
     return Launch(
         arguments=[str(python), *frontend_command(place.port, *options)],
@@ -237,11 +234,8 @@ def _urls(place: Place) -> list[str]:
 
 
 def _installed(requirement: str, *beside: str) -> Path:
-    """Return the folder of the programs of a requirement."""
-    try:
-        return installed(f"router-{requirement.replace('==', '-')}", [requirement, *beside]).folder / "bin"
-    except InstallError as error:
-        raise UnavailableError(str(error)) from error
+    """Return the folder of the programs of a requirement; raises `InstallError`."""
+    return installed(f"router-{requirement.replace('==', '-')}", [requirement, *beside]).folder / "bin"
 
 
 # -- fleets
