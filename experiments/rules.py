@@ -101,7 +101,6 @@ class AuditedPolicy(EngineObserver):
         self.weight_specs, self.index = policy.weight_specs, policy.index
 
     def observe(self, engines: Mapping[str, EngineView]) -> None:
-        """Before the run."""
         self._engines = engines
 
     def choose(

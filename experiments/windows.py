@@ -216,7 +216,6 @@ class RatioTarget:
                 yield from (PolicyTask(on, policy, seed) for seed in seeds[: on.seeds])
 
     def on(self, change: Callable[[Workload], Workload]) -> RatioTarget:
-        """Return the same on changed workloads."""
         others_on = None if self.others_on is None else list(map(change, self.others_on))
         return replace(self, workloads=list(map(change, self.workloads)), others_on=others_on)
 

@@ -189,13 +189,11 @@ def _replayed(environment: Environment, given: Mapping[str, Any]) -> dict[str, A
 
 
 def fleet() -> SimFleet:
-    """Return the engines, without a network."""
     specs = [ReplicaSpec(f"replica-{number}", "local") for number in range(ENGINES)]
     return with_accurate_priors(SimFleet(tuple(SimReplica(spec, PROFILE, Link(rtt_s=0.0)) for spec in specs)))
 
 
 def workloads(trace: str) -> dict[str, Workload]:
-    """Return the workloads by their name in the tables."""
     world = fleet()
     found = {}
     for (answers, most), load in product(ANSWERS.items(), LOADS):

@@ -66,7 +66,7 @@ ARRIVALS: Sequence[tuple[str, float, float]] = (
 OF_FLOOR, OF_PINNED, OF_OTHERS = 1.1, 1.1, 1.03
 MEAN, P95, P99 = "mean TTFT", "p95 TTFT", "p99 TTFT"
 #: Of the policy without `room` and `shared`: where the pools hold all sessions, and where they do not.
-OF_BEFORE, OF_BEFORE_CROWDED = ((MEAN, 1.0), (P95, 1.0), (P99, 1.0)), ((MEAN, 0.85), (P95, 1.03), (P99, 1.03))
+OF_BEFORE, OF_BEFORE_QUARTERED = ((MEAN, 1.0), (P95, 1.0), (P99, 1.0)), ((MEAN, 0.85), (P95, 1.03), (P99, 1.03))
 MEANS: Sequence[FigureColumn] = (
     ("TTFT mean ms", "mean TTFT", ".0f", 1), ("p50", "p50 TTFT", ".0f", 1), ("p95", "p95 TTFT", ".0f", 1),
     ("p99", "p99 TTFT", ".0f", 1), ("E2E p95 s", "p95 E2E", ".2f", 1), ("hit %", "hit", ".1f", 100),
@@ -85,7 +85,6 @@ def herd(groups: int, gap_s: float, *, leaving_share: float = 0.0) -> Workload:
 
 
 def agents(sessions_per_s: float) -> Workload:
-    """Return agents' sessions at a rate."""
     shape = replace(AGENTS, sessions_per_s=sessions_per_s)
     return Workload(name=f"agents, {sessions_per_s:g} sessions/s", traces=("agents",), shape=shape)
 
@@ -107,7 +106,7 @@ def all_targets() -> list[RatioTarget]:
             found += targets_of(group, workloads, (SHORT_SIGHTED,), *OF_BEFORE)
         else:
             found += targets_of(group, workloads, (PINNED,), (MEAN, OF_PINNED))
-            found += targets_of(group, workloads, (SHORT_SIGHTED,), *OF_BEFORE_CROWDED)
+            found += targets_of(group, workloads, (SHORT_SIGHTED,), *OF_BEFORE_QUARTERED)
         found += targets_of(group, workloads, OTHERS, *of_others)
     changing = [
         herd(groups, 1.5, leaving_share=LEAVING).on(fleet, pool_share=share)
@@ -142,7 +141,6 @@ def tuner(seeds: Sequence[int]) -> Experiment:
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run what the groups need, and return their tables."""
     verdicts = runner.verdicts(tuner(grid.seeds), title=TUNER) if TUNER in groups else []
     rows, tables = [verdict.as_json() for verdict in verdicts], sections(verdicts, TUNER_HEADER, TITLES)
     if set(groups) == {TUNER}:

@@ -103,7 +103,6 @@ class Traffic:
     by_aiperf: bool = False  #: Whether aiperf sends it, and not `gorgo replay`.
 
     def scaled(self, factor: float) -> Traffic:
-        """Return the same with so many times the requests."""
         return replace(self, filters=replace(self.filters, limit=max(2, round((self.filters.limit or 0) * factor))))
 
     def requests(self, seed: int) -> Sequence[TraceRequest]:

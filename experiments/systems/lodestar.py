@@ -147,8 +147,8 @@ def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     return [
         *_fleets(conversation),
         # More models in a run, with the guards and as in its published benchmark, which is of prefills alone.
-        *(_over_heuristic("lodestar-long", EQUAL, sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=tokens),
-                          (LODESTAR, BENCHMARK)) for rate, tokens in ((6.0, None), (10.0, 1))),
+        *(_against_heuristic("lodestar-long", EQUAL, sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=tokens),
+                             (LODESTAR, BENCHMARK)) for rate, tokens in ((6.0, None), (10.0, 1))),
         # One heuristic wins on long prompts and loses on short ones at twice the rate.
         routers("motivation", "7xL20", _fixed_length(4000, 5.0), "least-request", (HEURISTIC, GORGO_MS), BOTH),
         routers("motivation", "7xL20", _fixed_length(1000, 10.0), "least-request", (HEURISTIC, GORGO_MS), BOTH,
@@ -190,36 +190,35 @@ def comparisons(conversation: str | None = None) -> list[VariantComparison]:
 
 
 def _published(
-    place: str, row: str, *printed: tuple[str, str], over: str = "", of: str = LODESTAR
+    place: str, row: str, *printed: tuple[str, str], column_end: str = "", of: str = LODESTAR
 ) -> dict[tuple[str, str], Published]:
     """Return what was printed of a variant: mean and p99 TTFT, each with its baseline."""
     return {
-        (of, figure): Published.of("lodestar", place, row, f"{figure}{over}", text, baseline)
+        (of, figure): Published.of("lodestar", place, row, f"{figure}{column_end}", text, baseline)
         for figure, (text, baseline) in zip(BOTH, printed, strict=True)
     }
 
 
-def _over_heuristic(
+def _against_heuristic(
     group: str, fleet: str, traffic: PhasedTraffic, variants: Sequence[str], also: Sequence[str] = ()
 ) -> VariantComparison:
     """Return variants against the heuristic: mean and p99 of each, beside what was published of the fleet."""
     row, *texts = EVALUATION[fleet]
-    published = _published("evaluation", row, *((text, HEURISTIC) for text in texts), over=f", over {HEURISTIC}")
+    published = _published("evaluation", row, *((text, HEURISTIC) for text in texts), column_end=f", over {HEURISTIC}")
     found = routers(group, fleet, traffic, HEURISTIC, variants, BOTH, published, also=also)
     return found.changed({(RESIDUAL, figure): {"at_least": value} for figure, value in SUMMARY.items()})
 
 
 def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
-    """Yield the comparisons of its evaluation, on each fleet and traffic."""
     for fleet in SCALES:
         first, *others = _traffic(fleet, conversation)
         variants = (LODESTAR, GORGO_MS, RESIDUAL, RESIDUAL + QUEUEING, *BARS)
-        yield _over_heuristic("lodestar", fleet, first, variants, also=("oracle",))
+        yield _against_heuristic("lodestar", fleet, first, variants, also=("oracle",))
         for traffic in others:
             if traffic.output_tokens == 1:
-                yield _over_heuristic("lodestar-prefill", fleet, traffic, (LODESTAR, RESIDUAL))
+                yield _against_heuristic("lodestar-prefill", fleet, traffic, (LODESTAR, RESIDUAL))
             else:
-                yield _over_heuristic("lodestar-more", fleet, traffic, (LODESTAR, GORGO_MS, RESIDUAL))
+                yield _against_heuristic("lodestar-more", fleet, traffic, (LODESTAR, GORGO_MS, RESIDUAL))
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))

@@ -142,7 +142,6 @@ def _with_pool(profile: EngineProfile, rng: np.random.Generator) -> EngineProfil
 
 
 def _faster(profile: EngineProfile, prefill: float, decode: float) -> EngineProfile:
-    """Return the engine with other speeds of its two parts."""
     times = {"prefill_base_s": prefill, "prefill_kappa_s": prefill} | dict.fromkeys(_DECODE_TIMES, decode)
     slower = {name: getattr(profile, name) / factor for name, factor in times.items()}
     return replace(profile, prefill_tokens_per_s=profile.prefill_tokens_per_s * prefill, **slower)

@@ -147,7 +147,6 @@ def _held_out(group: str, policy: str, others: Sequence[str], bounds: Mapping[st
 
 
 def _residual(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
-    """Yield p95 TTFT and p95 E2E of each workload in turn."""
     priors = map(SCENARIOS_AT.under, PRIORS)
     partial = map(ART_CHAT.at(2.0).under, PARTIAL_HITS)
     everything = [*workloads, *priors, *partial, WILDCHAT, *HELD_OUT, *engine_workloads()]
@@ -166,5 +165,4 @@ def _two_terms(workloads: Sequence[Workload], partial: Sequence[Workload]) -> It
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run what the targets of the groups need, and return them by group, then means of every policy."""
     return target_report(all_targets(grid.trace), groups, grid, runner, TITLES)
