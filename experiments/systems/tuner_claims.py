@@ -127,14 +127,10 @@ def protocol(seeds: Sequence[int]) -> Experiment:
             summary = f"p95 E2E {whole.value:.3f}; p95 TTFT to own defaults {defaults.value:.3f}; "
         accepted = sum(runs[task].accepted for task in tuned[policy, options])
         words = f"{on[0]}, {load_text(on[1])}: {policy} tuned in mode {dict(options)['mode']}, frozen"
+        text = f"{words} / {best}, median p95 TTFT"
         middle = median(ttft(ours) / ttft(theirs) for ours, theirs in pairs)
-        note = f"{summary}{accepted} accepted in {len(seeds)} runs"
-        verdicts.append(
-            verdict_on_parts(
-                "protocol", f"{words} / {best}, median p95 TTFT", pairs, ttft, value=middle, at_most=BOUNDS[policy],
-                note=note,
-            )
-        )  # fmt: skip
+        bound = {"at_most": BOUNDS[policy], "note": f"{summary}{accepted} accepted in {len(seeds)} runs"}
+        verdicts.append(verdict_on_parts("protocol", text, pairs, ttft, value=middle, **bound))
     return verdicts
 
 
@@ -469,41 +465,40 @@ MARGIN = 1.01
 #: Draws of the windows on which the grid's choice is measured.
 FRESH = 700_000
 #: Where the defaults lose most without a change of the share of one replica.
-FLEET, SHAPE, TIME_SCALE, ALGORITHM_REQUESTS = "mixed-gpus", "art-chat-apr6", 3.0, 2_400
+ALGORITHMS_ON, ALGORITHM_REQUESTS = Setting("mixed-gpus", "art-chat-apr6", 3.0, 1), 2_400
 _DEFAULTS: Weights = {"w_queue": 0.1, "w_rtt": 0.5}
 
 
 def algorithms(seeds: Sequence[int]) -> Experiment:
     """Search the same windows with each optimizer, from the same start; the grid on the same number of candidates."""
+    on = ALGORITHMS_ON
 
     def search(name: str, seed: int) -> TuningTask:
-        sizes = replace(BUDGET, optimizer=name)
-        return on_window(SHAPE, seed, PAPER, load=TIME_SCALE, limit=ALGORITHM_REQUESTS, fleet=FLEET, search=sizes)
+        return on.task(on.traffic(seed, limit=ALGORITHM_REQUESTS), seed, search=replace(BUDGET, optimizer=name))
 
-    def fixed(seed: int, weights: Weights, offset: int) -> TuningTask:
-        limit = ALGORITHM_REQUESTS * 2 // 3
-        return on_window(SHAPE, seed + offset, PAPER, load=TIME_SCALE, weights=weights, limit=limit, fleet=FLEET)
+    def fixed(draw: int, weights: Weights) -> TuningTask:
+        return frozen(on.task(on.traffic(draw, limit=ALGORITHM_REQUESTS * 2 // 3), draw), weights)
 
     runs = yield [
         *(search(name, seed) for name in ALGORITHMS for seed in seeds),
-        *(fixed(seed, weights, 0) for weights in grid(PAPER) for seed in seeds),
+        *(fixed(seed, weights) for weights in grid(PAPER) for seed in seeds),
     ]
     best = {}
     for seed in seeds:
-        tails = {_key(each): [runs[fixed(seed, each, 0)].tail] for each in grid(PAPER)}
-        best[seed] = best_of_grid(PAPER, {**tails, (): [runs[fixed(seed, _DEFAULTS, 0)].tail]}, margin=MARGIN)
-    runs = yield [fixed(seed, weights, FRESH) for seed in seeds for weights in (best[seed], {})]
+        tails = {_key(each): [runs[fixed(seed, each)].tail] for each in grid(PAPER)}
+        best[seed] = best_of_grid(PAPER, {**tails, (): [runs[fixed(seed, _DEFAULTS)].tail]}, margin=MARGIN)
+    runs = yield [fixed(FRESH + seed, weights) for seed in seeds for weights in (best[seed], {})]
     results = {}
     for name in ALGORITHMS:
         found = [runs[search(name, seed)] for seed in seeds]
         results[name] = [(run.tail, run.whole) for run in found], sum(run.accepted for run in found)
-    pairs = [(runs[fixed(seed, best[seed], FRESH)].tail, runs[fixed(seed, {}, FRESH)].tail) for seed in seeds]
+    pairs = [(runs[fixed(FRESH + seed, best[seed])].tail, runs[fixed(FRESH + seed, {})].tail) for seed in seeds]
     results["grid"] = pairs, sum(map(bool, best.values()))
     verdicts = []
     for name, (pairs, moved) in results.items():
         ends = part_ratio(pairs, e2e)
         note = f"p95 E2E {ends.value:.3f}; moved in {moved} of {len(seeds)}" if ends else ""
-        text = f"{FLEET}, {SHAPE}: {PAPER} searched by {name}, {BUDGET.candidates} candidates / start, p95 TTFT"
+        text = f"{on.fleet}, {on.shape}: {PAPER} searched by {name}, {BUDGET.candidates} candidates / start, p95 TTFT"
         verdicts.append(verdict_on_parts("algorithms", text, pairs, ttft, note=note))
     return verdicts
 
