@@ -90,7 +90,7 @@ def target_report(
     tasks = list(dict.fromkeys(task for target in chosen for task in target.tasks(seeds)))
     # Runs that share a trace follow one another: each process keeps the feed that it used last.
     ordered = sorted(tasks, key=lambda one: (one.trace, one.seed, one.workload.time_scale))
-    runs = runner.runs(ordered, title="targets")
+    runs = runner.runs(ordered, title="this project's claims about its policies")
     verdicts = [target.verdict(runs, seeds) for target in chosen]
     unique = {task.key(): runs[task] for task in tasks}
     failing = sorted({task.policy for task in tasks if runs[task].row.errors})
@@ -235,7 +235,8 @@ def variant_report(
 ) -> SystemReport:  # fmt: skip
     """Run comparisons of one kind; return ratios by group, means, delays of evictions, and figures over time."""
     chosen, seeds = [one.scaled(grid.scale) for one in found if one.group in groups], grid.seeds
-    runs = runner.runs(list(dict.fromkeys(task for one in chosen for task in one.tasks(seeds))), title="comparisons")
+    title = "comparisons" if chosen[0].inverted else "sources of cached tokens"
+    runs = runner.runs(list(dict.fromkeys(task for one in chosen for task in one.tasks(seeds))), title=title)
     verdicts = [verdict for one in chosen for verdict in one.verdicts(runs, seeds)]
     cpu_s = sum(run.cpu_s for run in runs.values())
     if chosen[0].inverted:
