@@ -65,7 +65,7 @@ class VariantComparison:
     def scaled(self, factor: float) -> VariantComparison:
         return replace(self, base=self.base.scaled(factor))
 
-    def changed(self, changes: Mapping[tuple[str, str], Mapping[str, Any]]) -> VariantComparison:
+    def with_targets(self, changes: Mapping[tuple[str, str], Mapping[str, Any]]) -> VariantComparison:
         """Return the same with other fields of some targets, by variant and figure."""
         targets = [replace(one, **changes.get((one.of, one.figure), {})) for one in self.targets]
         return replace(self, targets=targets)

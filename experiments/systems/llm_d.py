@@ -135,7 +135,7 @@ def _scenarios() -> Iterator[VariantComparison]:
             found = routers(group, fleet, traffic, LOAD_PREFIX, variants, (PER_TOKEN, MEAN))
             if share == 1.0:
                 printed = {(PREDICTED, PER_TOKEN): {"published": published}}
-                found = found.changed({**printed, (RESIDUAL, PER_TOKEN): {"at_least": 1.0}})
+                found = found.with_targets({**printed, (RESIDUAL, PER_TOKEN): {"at_least": 1.0}})
             yield replace(found, family=f"qps-{traffic.name}", x=traffic.rate_per_s)
 
 
@@ -156,7 +156,7 @@ def _production() -> Iterator[VariantComparison]:
     ):
         traffic = production(name, shape)
         found = routers(group, "13x8xH200", traffic, TUNED_PREFIX, variants, tuple(PRODUCTION), published)
-        yield found.changed(claimed)
+        yield found.with_targets(claimed)
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))

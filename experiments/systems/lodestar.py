@@ -169,7 +169,7 @@ def comparisons(conversation: str | None = None) -> list[VariantComparison]:
                            ("1.78", "18686 ms over 10528 ms"))),
         # Prompts grow: what learns is at most a tenth behind the heuristic; each guard left out.
         routers("guards", EQUAL, longer_prompts(), HEURISTIC, (LODESTAR, RESIDUAL, *GUARDS), (P99, MEAN))
-        .changed({(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}),
+        .with_targets({(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}),
         # Order of replicas: Spearman's rho of each shadow under `random`, in the table of means.
         *(routers("shadows", fleet, sharing(0.5, rate_per_s=rate), shadows[0], shadows[1:])
           for fleet, rate in ((EQUAL, 3.0), (TWO_KINDS, 6.0))),
@@ -206,7 +206,7 @@ def _against_heuristic(
     row, *texts = EVALUATION[fleet]
     published = _published("evaluation", row, *((text, HEURISTIC) for text in texts), column_end=f", over {HEURISTIC}")
     found = routers(group, fleet, traffic, HEURISTIC, variants, BOTH, published, also=also)
-    return found.changed({(RESIDUAL, figure): {"at_least": value} for figure, value in SUMMARY.items()})
+    return found.with_targets({(RESIDUAL, figure): {"at_least": value} for figure, value in SUMMARY.items()})
 
 
 def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
