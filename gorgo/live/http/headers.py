@@ -302,13 +302,12 @@ def _traits(headers: tuple[Header, ...], passed: frozenset[bytes]) -> ResponseTr
 
 def client_headers(traits: ResponseTraits, own: EncodedHeaders, length: int | None) -> EncodedHeaders:
     """Return the headers of a response for its client: the replica's, its length if it is sent on, the proxy's own."""
-    found = EncodedHeaders(traits.returned, traits.returned.lines + own.lines, length)
-    found.extend(own)
-    if length is not None:
-        digits = b"%d" % length
-        found.append((_LENGTH, digits))
-        found.lines += b"content-length: %b\r\n" % digits
-    return found
+    returned = traits.returned
+    if length is None:
+        return EncodedHeaders((*returned, *own), returned.lines + own.lines)
+    digits = b"%d" % length
+    lines = b"%b%bcontent-length: %b\r\n" % (returned.lines, own.lines, digits)
+    return EncodedHeaders((*returned, *own, (_LENGTH, digits)), lines, length)
 
 
 def request_id_of(headers: Sequence[Header]) -> str:
@@ -343,6 +342,4 @@ def headers_for_replica(
         known = headers.findings.forwarded = passed, api_key, EncodedHeaders(pairs, encode_lines(pairs))
     fixed = known[2]
     own = request_id.encode("ascii")
-    found = EncodedHeaders(fixed, b"%bx-request-id: %b\r\n" % (fixed.lines, own))
-    found.append((b"x-request-id", own))
-    return found
+    return EncodedHeaders((*fixed, (b"x-request-id", own)), b"%bx-request-id: %b\r\n" % (fixed.lines, own))

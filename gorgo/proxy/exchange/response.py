@@ -471,8 +471,7 @@ def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> Enco
     replica, region = (dispatch.replica, dispatch.region) if estimates else ("", "")
     fixed = _fixed_headers(replica, region, decision.policy, decision.weights_version)
     own = request_id.encode()
-    headers = EncodedHeaders(fixed, b"x-request-id: %b\r\n%b" % (own, fixed.lines))
-    headers.insert(0, (b"x-request-id", own))
+    headers = EncodedHeaders(((b"x-request-id", own), *fixed), b"x-request-id: %b\r\n%b" % (own, fixed.lines))
     if not estimates:
         return headers
     found = [(b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens)]
