@@ -46,37 +46,18 @@ def trace_lines(requests: Sequence[TraceRequest], *, model: str, time_scale: flo
 
 
 def run_aiperf(
-    aiperf: Environment,
-    url: str,
-    trace: Path,
-    out: Path,
-    *,
-    model: str,
-    tokenizer: str,
-    hub_cache: Path,
-    timeout_s: float,
-    more: Sequence[str] = (),
-) -> Aiperf:
+    aiperf: Environment, url: str, trace: Path, out: Path, *,
+    model: str, tokenizer: str, hub_cache: Path, timeout_s: float, more: Sequence[str] = (),
+) -> Aiperf:  # fmt: skip
     """Send a trace; raises `GorgoError` with the end of what aiperf says."""
     options = {
-        "--model": model,
-        "--url": url,
-        "--endpoint-type": "chat",
-        "--tokenizer": tokenizer,
-        "--input-file": str(trace),
-        "--custom-dataset-type": "mooncake_trace",
-        "--ui": "none",
-        "--output-artifact-dir": str(out),
-    }
+        "--model": model, "--url": url, "--endpoint-type": "chat", "--tokenizer": tokenizer, "--input-file": str(trace),
+        "--custom-dataset-type": "mooncake_trace", "--ui": "none", "--output-artifact-dir": str(out),
+    }  # fmt: skip
     words = [word for pair in options.items() for word in pair]
-    done = subprocess.run(
-        [str(aiperf.folder / "bin" / "aiperf"), "profile", *words, *_FLAGS, *more],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub_cache), "PYTHONPATH": ""},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    command = [str(aiperf.folder / "bin" / "aiperf"), "profile", *words, *_FLAGS, *more]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub_cache), "PYTHONPATH": ""}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode:
         raise GorgoError(f"aiperf ended with {done.returncode}: {(done.stdout + done.stderr)[-1000:]}")
     lines = (out / "profile_export.jsonl").read_text().splitlines()

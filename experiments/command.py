@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 
 from experiments.fit import BASE, SEEDS, START, Values, fit_profile, with_values
-from experiments.grid import Grid, SystemReport
 from experiments.pictures import write_pictures
-from experiments.published import WORDS, compared, page_of
+from experiments.published import compared, counted, page_of
+from experiments.reports import Grid, SystemReport
 from experiments.runner import BACKENDS, Runner
 from experiments.systems import (
     dynamo,
@@ -66,51 +66,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-    chosen = [SYSTEMS[name] for name in options.system or (SYSTEMS if options.only else PUBLISHED)]
-    groups = {one.NAME: _groups(one, options.only or ()) for one in chosen}
-    if unknown := set(options.only or ()) - {ALL, *(name for one in chosen for name in one.GROUPS)}:
+    only = options.only or ()
+    chosen = [SYSTEMS[name] for name in options.system or (SYSTEMS if only else PUBLISHED)]
+    if unknown := set(only) - {ALL, *(name for one in chosen for name in one.GROUPS)}:
         there = "; ".join(f"{one.NAME}: {', '.join(one.GROUPS)}" for one in chosen)
         parser.error(f"--only {min(unknown)}: no such group; there are {there}")
-    if not options.only and (own := [one.NAME for one in chosen if one.NAME not in PUBLISHED]):
+    if not only and (own := [one.NAME for one in chosen if one.NAME not in PUBLISHED]):
         parser.error(f"--system {own[0]} has no published figures; choose its tables by --only {ALL} or a group")
-    if options.queue is not None and set(groups) != {policies.NAME}:
+    if options.queue is not None and set(chosen) != {policies}:
         parser.error(f"--queue {options.queue}: choose --system {policies.NAME} alone; other rows say how they queue")
     if options.trace is not None and not options.trace.is_file():
         parser.error(f"--trace {options.trace}: no such file")
     if options.pictures:
         require_extra("a picture")
     grid = Grid(
-        seeds=range(min(options.seeds, QUICK_SEEDS) if options.quick else options.seeds),
-        scale=options.scale,
-        trace=None if options.trace is None else str(options.trace),
-        counts=options.count or Grid(seeds=()).counts,
-        first_requests=QUICK_REQUESTS if options.quick else None,
-        pictures=options.pictures is not None,
+        seeds=range(min(options.seeds, QUICK_SEEDS) if options.quick else options.seeds), scale=options.scale,
+        trace=None if options.trace is None else str(options.trace), counts=options.count or Grid(seeds=()).counts,
+        first_requests=QUICK_REQUESTS if options.quick else None, pictures=options.pictures is not None,
         queue=options.queue,
-    )
+    )  # fmt: skip
     runner = Runner(options.out / "runs", n_jobs=options.jobs, backend=options.backend)
-    if options.only:
-        reports = {one.NAME: one.report(groups[one.NAME], grid, runner) for one in chosen if groups[one.NAME]}
+    if only:
+        groups = {one: [name for name in one.GROUPS if name in only or ALL in only] for one in chosen}
+        reports = {one.NAME: one.report(some, grid, runner) for one, some in groups.items() if some}
     else:
         reports = {"": _comparison(chosen, grid, runner, options.out / "compare.html", quick=options.quick)}
     if options.pictures:
         pictures = [picture for report in reports.values() for picture in report.pictures]
         write_pictures(options.out, pictures, suffix=options.pictures)
-    _print(reports, as_json=options.json)
-    return 0
-
-
-def _groups(system: ModuleType, only: Sequence[str]) -> list[str]:
-    return [name for name in system.GROUPS if name in only or ALL in only]
-
-
-def _print(reports: Mapping[str, SystemReport], *, as_json: bool) -> None:
-    if as_json:
+    if options.json:
         rows = {name: report.rows for name, report in reports.items()}
         print(json.dumps(rows if len(rows) > 1 else next(iter(rows.values())), indent=2))  # noqa: T201
-        return
-    for report in reports.values():
-        print(as_markdown(report.sections, report.end), end="")  # noqa: T201
+    else:
+        print("".join(as_markdown(report.sections, report.end) for report in reports.values()), end="")  # noqa: T201
+    return 0
 
 
 def _comparison(chosen: Sequence[ModuleType], grid: Grid, runner: Runner, path: Path, *, quick: bool) -> SystemReport:
@@ -122,14 +111,13 @@ def _comparison(chosen: Sequence[ModuleType], grid: Grid, runner: Runner, path: 
     about = f"{preview}All is simulated; seeds of each run: {len(grid.seeds)}."
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page_of(rows, about).encode(), mode=PUBLIC)
-    counts = ", ".join(f"{sum(row.word == word for row in rows)} {word}" for word in WORDS)
     cpu_s = sum(run.cpu_s for run in runs.values())
     return SystemReport(
         sections=[
             TableSection(system.TITLE, HEADER, [row.cells() for row in rows if row.claim.system == system.TITLE])
             for system in chosen
         ],
-        end=f"{len(rows)} rows: {counts}. {about} {len(runs)} runs, {cpu_s:.0f} s of processor time. Page: {path}",
+        end=f"{counted(rows)}. {about} {len(runs)} runs, {cpu_s:.0f} s of processor time. Page: {path}",
         rows=[row.as_json() for row in rows],
     )
 
@@ -163,25 +151,22 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare published routing systems with this project's simulation of them, figure by figure. With "
         "--only print the tables of groups of runs. `python -m experiments fit` fits the simulated engine.",
     )
-    parser.add_argument("--system", action="append", choices=list(SYSTEMS), help="this system alone; repeatable")
-    parser.add_argument("--only", action="append", metavar="GROUP", help=f"tables of this group, or {ALL}; repeatable")
-    parser.add_argument("--quick", action="store_true", help="one seed and short windows: a preview, not a result")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind, each with its own seed")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiple of the requests of each run")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="Mooncake's conversation trace; default: no rows of it"
+    option = parser.add_argument
+    option("--system", action="append", choices=list(SYSTEMS), help="this system alone; repeatable")
+    option("--only", action="append", metavar="GROUP", help=f"tables of this group, or {ALL}; repeatable")
+    option("--quick", action="store_true", help="one seed and short windows: a preview, not a result")
+    option("--seeds", type=int, default=3, help="runs of each kind, each with its own seed")
+    option("--scale", type=float, default=1.0, help="multiple of the requests of each run")
+    option("--trace", type=Path, metavar="FILE", help="Mooncake's conversation trace; default: no rows of it")
+    queue = (
+        f"of --system {policies.NAME}: the queue of the proxy under every policy, or under none; default: under those "
+        "that predict, as `gorgo serve` has it"
     )
-    parser.add_argument(
-        "--queue",
-        choices=("on", "off"),
-        help=f"of --system {policies.NAME}: the queue of the proxy under every policy, or under none; default: under "
-        "those that predict, as `gorgo serve` has it",
-    )
-    parser.add_argument("--count", action="append", type=int, metavar="N", help="so many routers; repeatable")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument(
-        "--pictures", nargs="?", const="svg", choices=("svg", "png"), help="draw the groups, with the extra report"
-    )
+    option("--queue", choices=("on", "off"), help=queue)
+    option("--count", action="append", type=int, metavar="N", help="so many routers; repeatable")
+    option("--json", action="store_true", help="print rows as JSON")
+    pictures = "draw the groups, with the extra report"
+    option("--pictures", nargs="?", const="svg", choices=("svg", "png"), help=pictures)
     _add_runner_options(parser)
     return parser
 

@@ -20,16 +20,8 @@ from statistics import mean
 import numpy as np
 
 from experiments.runner import Runner
-from experiments.systems.gorgo_paper import (
-    FITTED_ON,
-    RHO_MIN,
-    WINDOWS,
-    PublishedTable,
-    Stats,
-    median_stats,
-    stats_of,
-    task_of,
-)
+from experiments.systems import gorgo_paper as paper
+from experiments.systems.gorgo_paper import PublishedTable, Stats
 from gorgo.lab.rank import spearman
 from gorgo.lab.sim.engine.profiles import EngineProfile
 
@@ -69,16 +61,13 @@ DIMENSIONS: Mapping[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Fitted values, and the square root of the loss on the windows of the fit before and after.
-
-    `held_out` is that on the held-out windows, `evaluations` how many profiles were tried.
-    """
+    """Fitted values, and the square root of the loss on the windows of the fit before and after."""
 
     values: Values
     start: float
     fitted: float
-    held_out: float
-    evaluations: int
+    held_out: float  #: That on the held-out windows.
+    evaluations: int  #: How many profiles were tried.
 
 
 @dataclass(slots=True)
@@ -134,17 +123,12 @@ def with_values(profile: EngineProfile, values: Values) -> EngineProfile:
 
 
 def fit_profile(
-    base: EngineProfile,
-    start: Values,
-    runner: Runner,
-    *,
-    evaluations: int,
-    seeds: Sequence[int] = SEEDS,
+    base: EngineProfile, start: Values, runner: Runner, *, evaluations: int, seeds: Sequence[int] = SEEDS,
     on_evaluation: Callable[[Values, float], None],
-) -> Fit:
+) -> Fit:  # fmt: skip
     """Return the fit of `base` from `start`, with a value for each constant of `DIMENSIONS`."""
-    fitted_on = [one for one in WINDOWS if one.on in FITTED_ON]
-    others = [one for one in WINDOWS if one.on not in FITTED_ON]
+    fitted_on = [one for one in paper.WINDOWS if one.on in paper.FITTED_ON]
+    others = [one for one in paper.WINDOWS if one.on not in paper.FITTED_ON]
 
     def loss(values: Values, windows: Sequence[PublishedTable] = fitted_on) -> float:
         return loss_of(with_values(base, values), windows, runner, seeds=seeds)
@@ -160,12 +144,14 @@ def loss_of(
 ) -> float:
     """Return the mean of the windows' losses. A simulated figure is the median over seeds, as in the tables."""
     tasks = {
-        (window.on, policy): [task_of(window, policy, profile, seed) for seed in seeds]
+        (window.on, policy): [paper.task_of(window, policy, profile, seed) for seed in seeds]
         for window in windows
         for policy in window.stats
     }
     runs = runner.runs([task for some in tasks.values() for task in some], title="fit")
-    found = {name: median_stats([stats_of(runs[task].row) for task in some]) for name, some in tasks.items()}
+    found = {
+        name: paper.median_stats([paper.stats_of(runs[task].row) for task in some]) for name, some in tasks.items()
+    }
     return mean(window_loss({policy: found[one.on, policy] for policy in one.stats}, one.stats) for one in windows)
 
 
@@ -176,7 +162,7 @@ def window_loss(simulated: Mapping[str, Stats], measured: Mapping[str, Stats]) -
         for policy in measured
         for ours, theirs in zip(simulated[policy], measured[policy], strict=True)
     ]
-    lacking = max(0.0, RHO_MIN - (rho_of(simulated, measured) or 0.0))
+    lacking = max(0.0, paper.RHO_MIN - (rho_of(simulated, measured) or 0.0))
     return mean(error * error for error in errors) + RHO_WEIGHT * lacking**2
 
 

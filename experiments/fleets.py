@@ -31,47 +31,37 @@ _PARTS = {1.0: "", 0.25: ", 1/4 of each pool", 1 / 16: ", 1/16 of each pool"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFleet:
-    """A fleet with accurate priors.
-
-    Parameters
-    ----------
-    profile:
-        Name of the engine profile of every replica; `None`: `name` is a named fleet.
-    replicas:
-        Their number; of a named fleet `0` is its own, and another number repeats its replicas in turn.
-    vllm:
-        Whether the engines are of vLLM's kind; those of a named fleet are as it has them.
-    pool_share:
-        Part of each KV pool that there is.
-    """
+    """A fleet with accurate priors."""
 
     name: str
-    profile: str | None = None
-    replicas: int = 0
-    vllm: bool = False
-    pool_share: float = 1.0
+    profile: str | None = None  #: Name of the engine profile of every replica; None: `name` is a named fleet.
+    replicas: int = 0  #: Of a named fleet 0 is its own number, and another one repeats its replicas in turn.
+    vllm: bool = False  #: Whether the engines are of vLLM's kind; those of a named fleet are as it has them.
+    pool_share: float = 1.0  #: Part of each KV pool that there is.
 
     @property
     def title(self) -> str:
         return self.name + _PARTS[self.pool_share]
 
     def sim_fleet(self) -> SimFleet:
-        if self.profile is None:
-            replicas = list(find_fleet(self.name).replicas)
-        else:
-            profile = LLAMA_13B if self.profile == LLAMA_13B.name else find_profile(self.profile)
-            profile = as_vllm(profile) if self.vllm else profile
-            named = (f"replica-{number}" for number in range(self.replicas))
-            specs = [ReplicaSpec(name, ONE_REGION, accelerator=profile.accelerator) for name in named]
-            replicas = [SimReplica(spec, profile, Link(rtt_s=POOLED_RTT_S)) for spec in specs]
-        if self.profile is None and self.replicas:
-            numbered = enumerate(islice(cycle(replicas), self.replicas))
-            replicas = [replace(one, spec=replace(one.spec, name=f"{one.region}-{n}")) for n, one in numbered]
-        cut = [replace(one, profile=self._cut(one.profile)) for one in replicas]
-        return with_accurate_priors(SimFleet(tuple(cut), self.name))
+        found = [
+            replace(one, profile=replace(one.profile, kv_tokens=int(one.profile.kv_tokens * self.pool_share)))
+            for one in (self._named() if self.profile is None else self._equal(self.profile))
+        ]
+        return with_accurate_priors(SimFleet(tuple(found), self.name))
 
-    def _cut(self, profile: EngineProfile) -> EngineProfile:
-        return replace(profile, kv_tokens=int(profile.kv_tokens * self.pool_share))
+    def _named(self) -> list[SimReplica]:
+        replicas = list(find_fleet(self.name).replicas)
+        numbered = enumerate(islice(cycle(replicas), self.replicas))
+        repeated = [replace(one, spec=replace(one.spec, name=f"{one.region}-{n}")) for n, one in numbered]
+        return repeated or replicas
+
+    def _equal(self, name: str) -> list[SimReplica]:
+        profile = LLAMA_13B if name == LLAMA_13B.name else find_profile(name)
+        profile = as_vllm(profile) if self.vllm else profile
+        named = (f"replica-{number}" for number in range(self.replicas))
+        specs = [ReplicaSpec(name, ONE_REGION, accelerator=profile.accelerator) for name in named]
+        return [SimReplica(spec, profile, Link(rtt_s=POOLED_RTT_S)) for spec in specs]
 
 
 def paper_fleet(profile: EngineProfile) -> SimFleet:

@@ -36,19 +36,13 @@ _GROUP_WIDTH, _MAX_NAME = 0.8, 24
 class Pictured:
     """How the comparisons of a group become pictures, one per family.
 
-    Parameters
-    ----------
-    kind:
-        `bars` and `lines` have a point per comparison, `times` one per slice of the runs of one comparison.
-    stats:
-        Title of each panel -> its figure: a key of `MEASURES` or of the values of a run; of a slice for `times`.
-    x_label:
-        Of lines.
+    `bars` and `lines` have a point per comparison, `times` one per slice of the runs of one comparison.
     """
 
     kind: Kind
+    #: Title of each panel -> its figure: a key of `MEASURES` or of the values of a run; of a slice for `times`.
     stats: Mapping[str, str]
-    x_label: str = ""
+    x_label: str = ""  #: Of lines.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,36 +87,33 @@ def pictures_of(
         if one.group in pictured:
             families.setdefault((one.group, one.family), []).append(one)
     return [
-        Picture(family, [_panel(some, runs, seeds, spec, *figure) for figure in spec.stats.items()])
-        for (group, family), some in families.items()
-        for spec in [pictured[group]]
+        Picture(family, list(_panels(some, runs, seeds, pictured[group]))) for (group, family), some in families.items()
     ]
 
 
-def _panel(
-    some: Sequence[VariantComparison], runs: Runs, seeds: Sequence[int], spec: Pictured, title: str, figure: str
-) -> Panel:
-    curves: dict[str, list[Point]] = {}
-    ordered = sorted(some, key=lambda one: float(one.x)) if spec.kind == "lines" else some
-    for one in ordered:
-        for variant in one.variants:
-            points = _points(one, one.runs_of(variant, runs, seeds), spec.kind, figure)
-            curves.setdefault(variant, []).extend(points)
+def _panels(some: Sequence[VariantComparison], runs: Runs, seeds: Sequence[int], spec: Pictured) -> Iterator[Panel]:
     x_label = {"bars": some[0].base.fleet.name, "lines": spec.x_label, "times": f"{some[0].title}; seconds"}[spec.kind]
-    shown = {label: points for label, points in curves.items() if points}
-    return Panel(title, x_label, spec.kind, shown, some[0].marks)
+    ordered = sorted(some, key=lambda one: float(one.x)) if spec.kind == "lines" else some
+    for title, figure in spec.stats.items():
+        curves: dict[str, list[Point]] = {}
+        for one in ordered:
+            for variant in one.variants:
+                points = _points(one, one.runs_of(variant, runs, seeds), spec.kind, figure)
+                curves.setdefault(variant, []).extend(points)
+        shown = {label: points for label, points in curves.items() if points}
+        yield Panel(title, x_label, spec.kind, shown, some[0].marks)
 
 
 def _points(one: VariantComparison, runs: Sequence[TaskRun], kind: Kind, figure: str) -> Iterator[Point]:
-    if kind != "times":
-        known = [value for run in runs if (value := value_of(run, figure)) is not None]
-        if known:
-            yield Point.of(one.x, known)
-        return
-    for slices in zip(*(run.slices for run in runs), strict=False):
-        known = [value for each in slices if (value := each[figure]) is not None]
-        if known:
-            yield Point.of(mean(each["begins_s"] or 0.0 for each in slices), known)
+    if kind == "times":
+        slices = list(zip(*(run.slices for run in runs), strict=False))
+        places: list[str | float] = [mean(each["begins_s"] or 0.0 for each in some) for some in slices]
+        values = [[each[figure] for each in some] for some in slices]
+    else:
+        places, values = [one.x], [[value_of(run, figure) for run in runs]]
+    for x, some in zip(places, values, strict=True):
+        if known := [value for value in some if value is not None]:
+            yield Point.of(x, known)
 
 
 def write_pictures(folder: Path, pictures: Sequence[Picture], *, suffix: Suffix = "svg") -> list[Path]:

@@ -28,93 +28,56 @@ DOCUMENTS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a figure is printed: the document, its table or figure, and the row and column there.
-
-    A place without a number is described: posts number nothing.
-    """
-
-    document: str
-    place: str
-    row: str
-    column: str
-
-    def __str__(self) -> str:
-        return f"{DOCUMENTS[self.document]}, {self.place}: {self.row}; {self.column}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A published figure.
+    """A published figure and where it is printed. A place without a number is described: posts number nothing."""
 
-    Parameters
-    ----------
-    text:
-        As printed, a range where several loads were measured.
-    low, high:
-        The same as numbers; of one figure they are equal, and `high` of "better" is infinite.
-    source:
-        Its place.
-    baseline:
-        The printed figures behind a ratio, or what it was measured against.
-    """
-
-    text: str
-    low: float
-    high: float
-    source: Source
-    baseline: str = ""
+    document: str  #: A key of `DOCUMENTS`.
+    place: str  #: Its table or figure there, then the row and the column.
+    row: str
+    column: str
+    text: str  #: As printed, a range where several loads were measured.
+    low: float  #: The same as numbers; of one figure they are equal.
+    high: float  #: Infinite of "better".
+    baseline: str = ""  #: The printed figures behind a ratio, or what it was measured against.
 
     @classmethod
-    def of(cls, text: str, source: Source, baseline: str = "") -> Published:
+    def of(cls, document: str, place: str, row: str, column: str, text: str, baseline: str = "") -> Published:
         """Return a figure that is printed as a number, or as a range `low-high`.
 
         Example
         -------
-        >>> found = Published.of("1.02-2.15", Source("lodestar", "evaluation", "8xA30", "mean TTFT"))
-        >>> found.low, found.high
-        (1.02, 2.15)
+        >>> found = Published.of("lodestar", "evaluation", "8xA30", "mean TTFT", "1.02-2.15")
+        >>> found.low, found.high, found.source
+        (1.02, 2.15, 'Lodestar paper, evaluation: 8xA30; mean TTFT')
         """
         low, _, high = text.partition("-")
-        return cls(text=text, low=float(low), high=float(high or low), source=source, baseline=baseline)
+        return cls(
+            document=document, place=place, row=row, column=column, text=text, low=float(low), high=float(high or low),
+            baseline=baseline,
+        )  # fmt: skip
+
+    @property
+    def source(self) -> str:
+        return f"{DOCUMENTS[self.document]}, {self.place}: {self.row}; {self.column}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A published figure, and how the simulation gives the same.
-
-    Parameters
-    ----------
-    system, on, figure:
-        Of which system, on which fleet and traffic, and what is measured of what against what.
-    published:
-        The figure in the source.
-    tasks:
-        Runs that it needs.
-    reproduced, ours:
-        The figure of the published system and of this project's policy from the runs; None: not tried.
-    ours_name:
-        This project's policy.
-    target:
-        What this project's policy has to reach, as the figure is printed; None: nothing is claimed.
-    is_ratio:
-        Whether 1 is no effect.
-    note:
-        Why it is not tried, or what is different here.
-    """
+    """A published figure, and how the simulation gives the same."""
 
     system: str
-    on: str
-    figure: str
+    on: str  #: Fleet and traffic.
+    figure: str  #: What is measured, of what against what.
     published: Published
-    tasks: Sequence[Task] = ()
+    tasks: Sequence[Task] = ()  #: Runs that it needs.
+    #: The figure of the published system and of this project's policy from the runs; None: not tried.
     reproduced: Callable[[Runs], Ratio | None] | None = None
     ours: Callable[[Runs], Ratio | None] | None = None
-    ours_name: str = ""
-    target: str = ""
-    is_ratio: bool = True
-    note: str = ""
+    ours_name: str = ""  #: This project's policy.
+    target: str = ""  #: What this project's policy has to reach, as the figure is printed; empty: nothing is claimed.
+    is_ratio: bool = True  #: Whether 1 is no effect.
+    note: str = ""  #: Why it is not tried, or what is different here.
 
 
 def verdict_on(published: Published, found: Ratio | None, *, is_ratio: bool = True) -> Word:
@@ -125,7 +88,7 @@ def verdict_on(published: Published, found: Ratio | None, *, is_ratio: bool = Tr
 
     Example
     -------
-    >>> published = Published.of("1.41", Source("lodestar", "summary", "overall", "mean TTFT"))
+    >>> published = Published.of("lodestar", "summary", "overall", "mean TTFT", "1.41")
     >>> [verdict_on(published, Ratio(value, None, None, 1)) for value in (1.4, 1.1, 1.9, 0.8, 0.99)]
     ['reproduced', 'smaller', 'larger', 'reversed', 'smaller']
     """
@@ -147,6 +110,8 @@ def verdict_on(published: Published, found: Ratio | None, *, is_ratio: bool = Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedClaim:
+    """A claim with what the runs gave."""
+
     claim: Claim
     reproduced: Ratio | None
     ours: Ratio | None
@@ -161,31 +126,26 @@ class ComparedClaim:
         return (claim.on, claim.figure, claim.published.text, shown(self.reproduced), ours, self.word)
 
     def as_json(self) -> dict[str, Any]:
-        published, ends = self.claim.published, {"reproduced": self.reproduced, "ours": self.ours}
+        claim, published = self.claim, self.claim.published
+        both = {"reproduced": self.reproduced, "ours": self.ours}
         return {
-            "system": self.claim.system,
-            "on": self.claim.on,
-            "figure": self.claim.figure,
-            "published": published.text,
-            "baseline": published.baseline,
-            "source": str(published.source),
-            **{name: None if one is None else [one.value, one.low, one.high] for name, one in ends.items()},
-            "ours is": self.claim.ours_name,
-            "target": self.claim.target,
-            "verdict": self.word,
-            "note": self.claim.note,
-        }
+            "system": claim.system, "on": claim.on, "figure": claim.figure, "published": published.text,
+            "baseline": published.baseline, "source": published.source,
+            **{name: None if one is None else [one.value, one.low, one.high] for name, one in both.items()},
+            "ours is": claim.ours_name, "target": claim.target, "verdict": self.word, "note": claim.note,
+        }  # fmt: skip
 
 
 def compared(claims: Sequence[Claim], runs: Runs) -> list[ComparedClaim]:
     return [
-        ComparedClaim(
-            claim=one,
-            reproduced=None if one.reproduced is None else one.reproduced(runs),
-            ours=None if one.ours is None else one.ours(runs),
-        )
+        ComparedClaim(claim=one, reproduced=one.reproduced and one.reproduced(runs), ours=one.ours and one.ours(runs))
         for one in claims
     ]
+
+
+def counted(rows: Sequence[ComparedClaim]) -> str:
+    """Return how many rows have each word."""
+    return f"{len(rows)} rows: " + ", ".join(f"{sum(row.word == word for row in rows)} {word}" for word in WORDS)
 
 
 def shown(ratio: Ratio | None) -> str:
@@ -195,8 +155,7 @@ def shown(ratio: Ratio | None) -> str:
     return f"{ratio.value:.2f}{ends}"
 
 
-# The comparison as one HTML page, self-contained: a table per system, and below each row its source.
-
+# -- the comparison as one HTML page, self-contained: a table per system, and below each row its source
 
 _COLOURS: Mapping[Word, str] = {
     "reproduced": "#009E73", "larger": "#0072B2", "smaller": "#B07D00", "reversed": "#C04000", "not tried": "#767676",
@@ -212,11 +171,11 @@ _HEADER = ("figure", "published", "reproduced here", "ours", "verdict")
 
 def page_of(rows: Sequence[ComparedClaim], about: str) -> str:
     """Return the page; `about` says how the runs were made."""
-    tables = "".join(
-        _table(system, [row for row in rows if row.claim.system == system])
-        for system in dict.fromkeys(row.claim.system for row in rows)
-    )
-    counts = ", ".join(f"{sum(row.word == word for row in rows)} {word}" for word in WORDS)
+    head = "".join(f"<th>{name}</th>" for name in _HEADER)
+    tables = ""
+    for system in dict.fromkeys(row.claim.system for row in rows):
+        lines = "".join(_row(row) for row in rows if row.claim.system == system)
+        tables += f"<h2>{escape(system)}</h2><table><tr>{head}</tr>{lines}</table>"
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Published routing systems, simulated</title><style>{_STYLE}</style>"
@@ -224,25 +183,16 @@ def page_of(rows: Sequence[ComparedClaim], about: str) -> str:
         "<p>Each row is a published figure, the same figure of the same policy in this project's simulator, and that "
         f"of this project's policy on the same runs. A figure within {WITHIN - 1:.0%} of the published one is "
         f"reproduced; else the effect is larger, smaller or reversed. {escape(about)}</p>"
-        f"<p>{len(rows)} rows: {counts}.</p>{tables}</html>\n"
+        f"<p>{counted(rows)}.</p>{tables}</html>\n"
     )
-
-
-def _table(system: str, rows: Sequence[ComparedClaim]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in _HEADER)
-    return f"<h2>{escape(system)}</h2><table><tr>{head}</tr>{''.join(map(_row, rows))}</table>"
 
 
 def _row(row: ComparedClaim) -> str:
     claim, published = row.claim, row.claim.published
-    ours = (
-        "-"
-        if row.ours is None
-        else f"{shown(row.ours)}<br><small>{escape(claim.ours_name)} {escape(claim.target)}</small>"
-    )
-    below = "; ".join(text for text in (str(published.source), published.baseline, claim.note) if text)
+    below = "; ".join(text for text in (published.source, published.baseline, claim.note) if text)
+    beside = "" if row.ours is None else f"<br><small>{escape(claim.ours_name)} {escape(claim.target)}</small>"
     return (
         f"<tr><td>{escape(claim.figure)}<br><small>{escape(claim.on)}<br>{escape(below)}</small></td>"
-        f"<td>{escape(published.text)}</td><td>{shown(row.reproduced)}</td><td>{ours}</td>"
+        f"<td>{escape(published.text)}</td><td>{shown(row.reproduced)}</td><td>{shown(row.ours)}{beside}</td>"
         f'<td class="word" style="color:{_COLOURS[row.word]}">{row.word}</td></tr>'
     )

@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache, lru_cache
@@ -53,14 +53,11 @@ _POLICIES = Path(gorgo.policies.__file__ or "").parent
 
 
 class Task(Protocol):
-    """One run to make; hashable, and sent to other processes.
+    """One run to make; hashable, and sent to other processes."""
 
-    `kind` is the dataclass of what `run` returns, `key` the run's name: tasks of one key are one run.
-    """
+    kind: ClassVar[type[Any]]  #: The dataclass of what `run` returns.
 
-    kind: ClassVar[type[Any]]
-
-    def key(self) -> str: ...
+    def key(self) -> str: ...  # the run's name: tasks of one key are one run
     def run(self) -> Any: ...
     def __hash__(self) -> int: ...
 
@@ -75,16 +72,8 @@ OneTask = TypeVar("OneTask", bound=Task)
 class Runner:
     """Runs tasks and stores each run as it ends.
 
-    Parameters
-    ----------
-    folder:
-        Of the stored runs; None: in memory alone.
-    n_jobs:
-        Runs at a time; -1 is one per core.
-    backend:
-        joblib's: processes of this machine (`loky`), or the workers of a cluster that exists (`dask`, `ray`).
-    show_progress:
-        On stderr.
+    `folder` has the stored runs; None: in memory alone. `n_jobs` run at a time; -1 is one per core. `backend` is
+    joblib's: processes of this machine (`loky`), or the workers of a cluster that exists (`dask`, `ray`).
     """
 
     def __init__(
@@ -105,21 +94,20 @@ class Runner:
                 raise ReportError(f"{path}: damaged; remove it, and the run is repeated ({error})") from error
         return self._runs.get(key)
 
-    def missing(self, tasks: Iterable[OneTask]) -> dict[str, OneTask]:
-        """Return the first task of each key that has no run yet, in their order."""
-        found: dict[str, OneTask] = {}
+    def runs(self, tasks: Sequence[OneTask], *, title: str) -> dict[OneTask, Any]:
+        """Return the run of each task, made now where none is stored."""
+        missing: dict[str, OneTask] = {}
         for task in tasks:
             if self.find(task) is None:
-                found.setdefault(task.key(), task)
-        return found
-
-    def runs(self, tasks: Sequence[OneTask], *, title: str) -> dict[OneTask, Any]:
-        missing = self.missing(tasks)
-        with shown_progress(title, len(missing)) if missing and self._show_progress else nullcontext(None) as advance:
-            for key, run in self._made(list(missing.items())):
-                self._store(key, run)
-                if advance is not None:
-                    advance()
+                missing.setdefault(task.key(), task)
+        if missing:
+            connect(self._backend)
+            made = parallel(_keyed, list(missing.items()), n_jobs=self._n_jobs, backend=self._backend)
+            with shown_progress(title, len(missing)) if self._show_progress else nullcontext(None) as advance:
+                for key, run in made:
+                    self._store(key, run)
+                    if advance is not None:
+                        advance()
         return {task: self.find(task) for task in tasks}
 
     def verdicts(self, experiment: Experiment, *, title: str) -> list[ClaimVerdict]:
@@ -131,11 +119,6 @@ class Runner:
                 tasks = experiment.send(runs)
         except StopIteration as end:
             return cast("list[ClaimVerdict]", end.value)
-
-    def _made(self, missing: Sequence[tuple[str, Task]]) -> Iterator[tuple[str, Any]]:
-        if missing:
-            connect(self._backend)
-            yield from parallel(_keyed, missing, n_jobs=self._n_jobs, backend=self._backend)
 
     def _store(self, key: str, run: Any) -> None:
         self._runs[key], self.made = run, self.made + 1
@@ -180,14 +163,7 @@ def _adapter(kind: Hashable) -> TypeAdapter[Any]:
 def run_key(policy: str, traces: Sequence[str], settings: Sequence[object], *, code: Sequence[Path] = ()) -> str:
     """Return 32 hexadecimal digits: the same for the same run by the same code.
 
-    Parameters
-    ----------
-    policy, traces:
-        By name.
-    settings:
-        Values whose `repr` is the whole of them.
-    code:
-        Files and folders beside those of every simulated run.
+    The `repr` of a setting is the whole of it. `code` are files and folders beside those of every simulated run.
     """
     parts = (
         policy,

@@ -9,38 +9,42 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from time import thread_time
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
 import gorgo.learning
 import gorgo.policies.learned
-from experiments import audit, fleets, forecasts, traffic, variants
-from experiments.audit import AuditedDecision, AuditedPolicy
+from experiments import fleets, rules, traffic, variants
 from experiments.fleets import ExperimentFleet
-from experiments.forecasts import Forecasts, RunTraining
+from experiments.rules import AuditedDecision, AuditedPolicy
 from experiments.runner import run_key
 from experiments.traffic import Traffic, feed_of_traffic
 from experiments.variants import SOURCES, Variant
 from gorgo.config.values import STALE_INTERVALS
 from gorgo.core.limits import HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.decision import Decision
+from gorgo.core.numeric import Floats
 from gorgo.core.policy.interface import Policy
 from gorgo.core.prefix.index import Origin
-from gorgo.core.training.learning import Model
+from gorgo.core.training.learning import Model, TrainingSpec
+from gorgo.core.training.outcomes import TrainingRows
 from gorgo.lab.rank import spearman
 from gorgo.lab.results import TTFT_MS, ResultRow
 from gorgo.lab.sim.kv_events import CacheReports
 from gorgo.lab.sim.records import SimRecord
 from gorgo.lab.sim.routers import ONE_ROUTER, RouterGroup
 from gorgo.lab.sim.simulation import Simulation, Startable
+from gorgo.lab.sim.training import TrainingController, TrainingRound
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob
 from gorgo.lab.simulate.overload import with_queue
 from gorgo.lab.simulate.run import rare_collections, simulated_run
+from gorgo.learning.trainer import Trainer
 from gorgo.policies.multi_depth import MultiDepth
 
 #: The default of `overload.hedge_budget_ratio`.
@@ -55,61 +59,43 @@ REPLACED_SLICES: Sequence[tuple[float, float]] = ((-60.0, 0.0), (0.0, 30.0), (30
 #: pushes in JSON.
 _EVENT_BYTES, _PUSH_BYTES = (60, 9, 4), (120, 21, 0)
 _CODE = (
-    *(Path(module.__file__ or "") for module in (audit, fleets, forecasts, traffic, variants)), Path(__file__),
+    *(Path(module.__file__ or "") for module in (fleets, rules, traffic, variants)), Path(__file__),
     Path(gorgo.learning.__file__ or "").parent, Path(gorgo.policies.learned.__file__ or "").parent,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRun:
-    """Figures of a run.
+    """Figures of a run."""
 
-    `row` is of the measured requests. `values` are further figures by name, `lists` several of one kind, and `slices`
-    figures over time, each with `begins_s`: of all requests. `fallbacks` are the measured decisions by the guard or
-    rule that decided ("" is the policy's own).
-    """
-
-    row: ResultRow
+    row: ResultRow  #: Of the measured requests.
     cpu_s: float
-    values: Mapping[str, float | None] = field(default_factory=dict)
-    lists: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    slices: Sequence[Mapping[str, float | None]] = ()
+    values: Mapping[str, float | None] = field(default_factory=dict)  #: Further figures by name.
+    lists: Mapping[str, Sequence[float]] = field(default_factory=dict)  #: Several of one kind by name.
+    slices: Sequence[Mapping[str, float | None]] = ()  #: Figures over time, each with `begins_s`: of all requests.
+    #: Measured decisions by the guard or rule that decided ("" is the policy's own).
     fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTask:
-    """One variant on one fleet and traffic.
-
-    Parameters
-    ----------
-    warm_up:
-        Share of the requests that are not measured.
-    cache_reports:
-        What engines report of their caches, where the variant has no source of its own.
-    audited:
-        Every decision is compared with the engines' caches; figures over time are of that.
-    replaced_after, around_replacement:
-        Share of the requests after which the first router is killed and replaced; None: it is not. Whether there are
-        figures around that time, or around the middle.
-    queueing:
-        Whether routers queue and shed, with the deadlines of goodput.
-    """
+    """One variant on one fleet and traffic."""
 
     variant: Variant
     fleet: ExperimentFleet
     traffic: Traffic
     seed: int = 0
-    warm_up: float = 0.0
+    warm_up: float = 0.0  #: Share of the requests that are not measured.
     probe_s: float = 30.0
     scrape_s: float = 30.0
-    cache_reports: CacheReports = "usage"
+    cache_reports: CacheReports = "usage"  #: Of engines, where the variant has no source of its own.
     faults: tuple[Startable, ...] = ()
-    audited: bool = False
+    audited: bool = False  #: Every decision is compared with the engines' caches; figures over time are of that.
     routers: RouterGroup = ONE_ROUTER
+    #: Share of the requests after which the first router is killed and replaced; None: it is not.
     replaced_after: float | None = None
-    around_replacement: bool = False
-    queueing: bool = False
+    around_replacement: bool = False  #: Whether there are figures around that time, or around the middle.
+    queueing: bool = False  #: Whether routers queue and shed, with the deadlines of goodput.
     kind: ClassVar[type[TaskRun]] = TaskRun
 
     def key(self) -> str:
@@ -123,14 +109,10 @@ class SimTask:
         overload = OverloadLimits(queue_enabled=self.variant.queueing, queue_max_requests=MAX_IN_FLIGHT)
         limits = RouterLimits(
             max_routes=self.variant.max_routes or RouterLimits().max_routes,
-            block_tokens=float(self.traffic.block_tokens),
-            stale_after_s=STALE_INTERVALS * max(self.probe_s, self.scrape_s),
-            max_in_flight=MAX_IN_FLIGHT,
-            max_decisions=2 * self.traffic.requests,
-            max_samples=0,
-            overload=overload,
-            hedging=HedgeLimits(budget_ratio=HEDGE_BUDGET if self.variant.queueing else 0.0),
-        )
+            block_tokens=float(self.traffic.block_tokens), max_in_flight=MAX_IN_FLIGHT, max_samples=0,
+            max_decisions=2 * self.traffic.requests, stale_after_s=STALE_INTERVALS * max(self.probe_s, self.scrape_s),
+            overload=overload, hedging=HedgeLimits(budget_ratio=HEDGE_BUDGET if self.variant.queueing else 0.0),
+        )  # fmt: skip
         return with_queue(replace(limits, overload=OverloadLimits())) if self.queueing else limits
 
     def run(self) -> TaskRun:
@@ -155,51 +137,35 @@ def _run(task: SimTask) -> TaskRun:
     job = SimJob(trace=task.traffic.label, policy=task.variant.policy, fleet=task.fleet.sim_fleet(), seed=task.seed)
     simulated = simulated_run(job, {}, replace(result, records=measured))
     phantom, missed, _ = cached_errors(measured)
+    values = {
+        "rho": _rho(measured), "phantom": phantom, "missed": missed, "lasted_s": simulation.kernel.now,
+        "good": None if simulated.goodput is None else simulated.goodput.good,
+    }  # fmt: skip
+    around = {} if replaced_s is None else dict(_around(result.records, replaced_s))
+    if audited is None:
+        slices = _slices(result.records, {one.request_id: one for one in decisions}, predicted)
+    else:
+        slices = _audited_slices(result.records, audited.decisions)
     begins_s = measured[0].scheduled_s if measured else inf
     return TaskRun(
         row=simulated.row,
         cpu_s=0.0,
-        values={
-            "rho": _rho(measured),
-            "phantom": phantom,
-            "missed": missed,
-            "good": None if simulated.goodput is None else simulated.goodput.good,
-            "lasted_s": simulation.kernel.now,
-            **predicted.between(begins_s, inf).errors(),
-            **_sent(task, simulation, len(feed)),
-        },
-        lists={
-            "adopted_s": training.adopted_s,
-            **_delays(simulation),
-            **({} if replaced_s is None else dict(_around(result.records, replaced_s))),
-        },
-        slices=(
-            _slices(result.records, {one.request_id: one for one in decisions}, predicted)
-            if audited is None
-            else _audited_slices(result.records, audited.decisions)
-        ),
+        values={**values, **predicted.between(begins_s, inf).errors(), **_sent(task, simulation, len(feed))},
+        lists={"adopted_s": training.adopted_s, **_delays(simulation), **around},
+        slices=slices,
         fallbacks=dict(Counter(one.fallback or "" for one in decisions if one.request_id in names)),
     )
 
 
 def _simulation(task: SimTask, policy: Policy, training: RunTraining) -> Simulation:
-    reports = task.cache_reports if task.variant.source is None else SOURCES[task.variant.source][1]
+    source, block_tokens = task.variant.source, task.traffic.block_tokens
     return Simulation(
-        task.fleet.sim_fleet(),
-        policy,
-        seed=task.seed,
-        weights=task.variant.weights_of(policy),
-        faults=task.faults,
-        limits=task.limits(),
-        block_tokens=task.traffic.block_tokens,
-        probe_interval_s=task.probe_s,
-        scrape_interval_s=task.scrape_s,
-        shadow=task.variant.make_shadow(),
-        controllers=[training.controller],
-        cache_reports=reports,
-        routers=task.routers,
+        task.fleet.sim_fleet(), policy, seed=task.seed, weights=task.variant.weights_of(policy), faults=task.faults,
+        limits=task.limits(), block_tokens=block_tokens, probe_interval_s=task.probe_s, scrape_interval_s=task.scrape_s,
+        shadow=task.variant.make_shadow(), controllers=[training.controller], routers=task.routers,
+        cache_reports=task.cache_reports if source is None else SOURCES[source][1],
         slo_ttft_s=TTFT_MS / 1e3 if task.queueing else None,
-    )
+    )  # fmt: skip
 
 
 def _training(task: SimTask, feed: Sequence[SimRequest]) -> RunTraining:
@@ -296,14 +262,11 @@ def _slices(
 ) -> list[dict[str, float | None]]:
     edges = np.linspace(0.0, max((one.scheduled_s for one in records), default=0.0) + 1e-9, SLICES + 1)
     begins = np.searchsorted(np.array([one.scheduled_s for one in records]), edges)
-    return [
-        {
-            "begins_s": float(edge),
-            **_slice(records[begin:end], decisions),
-            **predicted.between(float(edge), float(end_s)).means_ms(),
-        }
-        for edge, end_s, begin, end in zip(edges[:-1], edges[1:], begins[:-1], begins[1:], strict=True)
-    ]
+    found = []
+    for (begin_s, end_s), (begin, end) in zip(pairwise(map(float, edges)), pairwise(begins), strict=True):
+        means_ms = predicted.between(begin_s, end_s).means_ms()
+        found.append({"begins_s": begin_s, **_slice(records[begin:end], decisions), **means_ms})
+    return found
 
 
 def _slice(records: Sequence[SimRecord], decisions: Mapping[str, Decision]) -> dict[str, float | None]:
@@ -333,18 +296,116 @@ def _audited_slices(
     found: list[dict[str, float | None]] = []
     for number, (part, audited) in sorted(by_slice.items()):
         if part:
-            whole: Any = {name: sum(getattr(one, f"{name}_tokens") for one in audited)
-                          for name in ("phantom", "missed", "cached", "estimated")}  # fmt: skip
-            found.append(
-                {
-                    "begins_s": number * AUDITED_SLICE_S,
-                    "phantom": whole["phantom"] / (whole["estimated"] or 1.0),
-                    "missed": whole["missed"] / (whole["cached"] or 1.0),
-                    "hit": cached_errors(part)[2],
-                }
-            )
+            phantom = sum(one.phantom_tokens for one in audited) / (sum(one.estimated_tokens for one in audited) or 1.0)
+            missed = sum(one.missed_tokens for one in audited) / (sum(one.cached_tokens for one in audited) or 1.0)
+            hit = cached_errors(part)[2]
+            found.append({"begins_s": number * AUDITED_SLICE_S, "phantom": phantom, "missed": missed, "hit": hit})
     return found
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if len(values) else None
+
+
+# -- errors of a run's models: each outcome beside what the model in use at its dispatch predicts for its features
+#
+# A model is trained before the outcomes that it is measured by, so none of these is one that it has seen. A decision
+# that a guard took counts as well: the model would have predicted it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecasts:
+    """Outcomes in the order in which they ended: measured times and the predicted ones, NaN where unknown. In s."""
+
+    dispatched_s: Floats
+    ttft_s: Floats
+    tpot_s: Floats
+    predicted_ttft_s: Floats
+    predicted_tpot_s: Floats
+
+    def between(self, begin_s: float, end_s: float) -> Forecasts:
+        """Return the outcomes of requests that were dispatched in a span of time."""
+        inside = (self.dispatched_s >= begin_s) & (self.dispatched_s < end_s)
+        return Forecasts(**{name: getattr(self, name)[inside] for name in self.__slots__})
+
+    def errors(self) -> dict[str, float | None]:
+        """Return mean and median errors as shares of the measured time; None without a prediction."""
+        found: dict[str, float | None] = {}
+        for name, predicted, measured in self._both():
+            known = np.isfinite(predicted) & (measured > 0.0)
+            errors = np.abs(predicted[known] - measured[known]) / measured[known]
+            found[f"{name}_mean"] = float(errors.mean()) if len(errors) else None
+            found[f"{name}_median"] = float(np.median(errors)) if len(errors) else None
+        return found
+
+    def means_ms(self) -> Mapping[str, float | None]:
+        """Return means of predictions and, of the same outcomes, of measured times, ms."""
+        found: dict[str, float | None] = {}
+        for name, predicted, measured in self._both():
+            known = np.isfinite(predicted) & np.isfinite(measured)
+            for word, values in (("predicted", predicted), ("modelled", measured)):
+                found[f"{word}_{name}_ms"] = float(np.mean(values[known] * 1e3)) if known.any() else None
+        return found
+
+    def _both(self) -> Sequence[tuple[str, Floats, Floats]]:
+        return ("ttft", self.predicted_ttft_s, self.ttft_s), ("tpot", self.predicted_tpot_s, self.tpot_s)
+
+
+class RecordedTrainer(Trainer):
+    """A trainer that retains what it was given."""
+
+    def __init__(self, spec: TrainingSpec, seed: int, incumbent: Model | None = None) -> None:
+        super().__init__(spec, seed, incumbent)
+        self.rows: list[TrainingRows] = []
+
+    def add(self, rows: TrainingRows) -> None:
+        super().add(rows)
+        self.rows.append(rows)
+
+
+class RunTraining:
+    """The training of a run, and what there is to say of its models; parameters as in `TrainingController`."""
+
+    def __init__(self, *, seed: int, model: Model | None = None, until_s: float = inf) -> None:
+        self.controller = TrainingController(self._make_trainer, seed=seed, model=model, until_s=until_s)
+        self._model = model
+        self._trainers: list[RecordedTrainer] = []
+
+    @property
+    def adopted_s(self) -> list[float]:
+        return [one.adopted_s for one in self.controller.rounds if one.adopted_s is not None]
+
+    def forecasts(self) -> Forecasts:
+        parts = [rows for trainer in self._trainers for rows in trainer.rows]
+        return forecasts(parts, self.controller.rounds, self._model)
+
+    def _make_trainer(self, spec: TrainingSpec, seed: int, incumbent: Model | None) -> RecordedTrainer:
+        trainer = RecordedTrainer(spec, seed, incumbent)
+        self._trainers.append(trainer)
+        return trainer
+
+
+def forecasts(parts: Sequence[TrainingRows], rounds: Sequence[TrainingRound], first: Model | None) -> Forecasts:
+    """Return every outcome that is not censored with the prediction of the model that was in use at its dispatch.
+
+    `first` is the model at the start; a round that was not adopted predicts nothing.
+    """
+    if not parts:
+        return Forecasts(**dict.fromkeys(Forecasts.__slots__, np.empty(0)))
+    rows = TrainingRows.concat(parts)
+    rows = rows.select(~rows.censored)
+    used = [(-inf, first), *((one.adopted_s, one.model) for one in rounds if one.adopted_s is not None)]
+    place = np.searchsorted([adopted_s for adopted_s, _ in used], rows.dispatched_s, side="right") - 1
+    ttft_s, tpot_s = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    for number, (_, model) in enumerate(used):
+        chosen = np.flatnonzero(place == number)
+        if model is None or not len(chosen):
+            continue
+        table = rows.features[chosen]
+        ttft_s[chosen] = model.ttft_s(table)
+        if (per_token := model.tpot_s(table)) is not None:
+            tpot_s[chosen] = per_token
+    return Forecasts(
+        dispatched_s=rows.dispatched_s, ttft_s=rows.ttft_s, tpot_s=rows.tpot_s, predicted_ttft_s=ttft_s,
+        predicted_tpot_s=tpot_s,
+    )  # fmt: skip

@@ -16,30 +16,16 @@ UNSURE = "`~`: the interval contains the target; more seeds could turn the verdi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimVerdict:
-    """A figure with its interval, the bound on it, and whether the bound is met.
+    """A figure with its interval, the bound on it, and whether the bound is met."""
 
-    Parameters
-    ----------
-    group:
-        Verdicts of one group are shown together; `--only` names it.
-    labels:
-        First cells of the row: what is compared.
-    value, low, high:
-        The figure and its 95 % interval; None where no run gave one.
-    at_most, at_least:
-        Bounds; a row without one is shown for comparison.
-    note:
-        Further figures of the runs.
-    """
-
-    group: str
-    labels: tuple[str, ...]
-    value: float | None = None
-    low: float | None = None
+    group: str  #: Verdicts of one group are shown together; `--only` names it.
+    labels: tuple[str, ...]  #: First cells of the row: what is compared.
+    value: float | None = None  #: None where no run gave one.
+    low: float | None = None  #: Ends of the 95 % interval.
     high: float | None = None
-    at_most: float | None = None
+    at_most: float | None = None  #: A row without a bound is shown for comparison.
     at_least: float | None = None
-    note: str = ""
+    note: str = ""  #: Further figures of the runs.
 
     @classmethod
     def of_ratio(cls, group: str, labels: tuple[str, ...], ratio: Ratio | None, **more: Any) -> ClaimVerdict:
@@ -71,14 +57,10 @@ class ClaimVerdict:
         bound = "" if self.at_least is None else f">= {self.at_least:.2f}"
         if self.at_most is not None:
             bound = f"<= {self.at_most:.2f}"
-        word = "" if self.met is None else ("pass" if self.met else "missed") + ("" if self.sure else " ~")
-        return (*self.labels, bound, self._figure(), word, *([self.note] if self.note else []))
-
-    def _figure(self) -> str:
-        if self.value is None:
-            return "-"
         ends = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
-        return f"{self.value:.3f}{ends}"
+        figure = "-" if self.value is None else f"{self.value:.3f}{ends}"
+        word = "" if self.met is None else ("pass" if self.met else "missed") + ("" if self.sure else " ~")
+        return (*self.labels, bound, figure, word, *([self.note] if self.note else []))
 
     def _within(self, value: float) -> bool:
         return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
@@ -86,6 +68,8 @@ class ClaimVerdict:
 
 @dataclass(frozen=True, slots=True)
 class TableSection:
+    """A table below its title."""
+
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -94,6 +78,7 @@ class TableSection:
 def sections(
     verdicts: Sequence[ClaimVerdict], header: Sequence[str], titles: Mapping[str, str] | None = None
 ) -> list[TableSection]:
+    """Return a table per group, in the order of the verdicts."""
     return [
         TableSection((titles or {}).get(group, group), header, [one.cells() for one in verdicts if one.group == group])
         for group in dict.fromkeys(verdict.group for verdict in verdicts)
@@ -116,7 +101,5 @@ def number(value: float | None, form: str, factor: float = 1) -> str:
 
 def with_interval(values: Sequence[float], form: str) -> str:
     """Return the mean and, of several seeds, its 95 % interval."""
-    if not values:
-        return "-"
-    shown = [format(value, form) for value in mean_interval(values)]
+    shown = [format(value, form) for value in mean_interval(values)] if values else ["-"]
     return shown[0] if len(shown) == 1 else f"{shown[0]} [{shown[1]}-{shown[2]}]"

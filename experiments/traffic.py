@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from heapq import merge
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,19 +43,11 @@ _TEXT_BYTES, _ANSWERS = 4, 1 << 39
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """So many requests at a mean rate, or in steps of equal time.
+    """So many requests at a mean rate, or in steps of equal time."""
 
-    Parameters
-    ----------
-    streams:
-        Shapes side by side, each with an equal part of the requests; a string is the file of a trace.
-    rates_per_s:
-        One rate, or the rates of the steps; the texts of one step return in the next.
-    """
-
-    streams: tuple[Stream, ...]
+    streams: tuple[Stream, ...]  #: Side by side, each with an equal part of the requests; a string is a trace's file.
     requests: int
-    rates_per_s: tuple[float, ...]
+    rates_per_s: tuple[float, ...]  #: One rate, or those of the steps; the texts of one step return in the next.
 
     @property
     def step_s(self) -> float:
@@ -82,19 +74,6 @@ class PhasedTraffic:
     A shape is drawn at the rate wanted, cut to so many requests, and stretched to the rate exactly, so that runs of two
     seeds have the same mean load.
 
-    Parameters
-    ----------
-    name:
-        Shown in tables, with the rate.
-    max_input:
-        Longer prompts are dropped.
-    output_tokens:
-        Of every answer; None: as drawn. 1 is prefill only.
-    block_tokens:
-        Of a prompt's prefix; 512 where a stream is a file.
-    with_outputs:
-        Whether a next turn begins with the answer that the engine generated.
-
     Example
     -------
     >>> from experiments.systems.lodestar import sharing
@@ -103,12 +82,12 @@ class PhasedTraffic:
     (200, 20)
     """
 
-    name: str
+    name: str  #: Shown in tables, with the rate.
     phases: tuple[Phase, ...]
-    max_input: int = 24_000
-    output_tokens: int | None = None
-    block_tokens: int = 64
-    with_outputs: bool = False
+    max_input: int = 24_000  #: Longer prompts are dropped.
+    output_tokens: int | None = None  #: Of every answer; None: as drawn. 1 is prefill only.
+    block_tokens: int = 64  #: Of a prompt's prefix; 512 where a stream is a file.
+    with_outputs: bool = False  #: Whether a next turn begins with the answer that the engine generated.
 
     @property
     def requests(self) -> int:
@@ -161,13 +140,16 @@ class PhasedTraffic:
         last_s = max(feed[-1].arrival_s, 1e-9)
         for request in feed:
             yield replace(
-                request,
-                arrival_s=phase.arrival_s(request.arrival_s / last_s),
+                request, arrival_s=phase.arrival_s(request.arrival_s / last_s), blocks=marked(request.blocks, mark),
                 output_tokens=request.output_tokens if self.output_tokens is None else self.output_tokens,
-                blocks=marked(request.blocks, mark),
-                output_blocks=marked(request.output_blocks, mark),
-                prefix_hash=request.prefix_hash ^ mark,
-            )
+                output_blocks=marked(request.output_blocks, mark), prefix_hash=request.prefix_hash ^ mark,
+            )  # fmt: skip
+
+
+def one_phase(name: str, *streams: Stream, requests: int, rates_per_s: tuple[float, ...], **more: Any) -> PhasedTraffic:
+    """Return shapes or files side by side at one rate, or in steps of equal time; `more` are fields of the traffic."""
+    phase = Phase(streams=streams, requests=requests, rates_per_s=rates_per_s)
+    return PhasedTraffic(name=name, phases=(phase,), **more)
 
 
 def _drawn(shape: SharingShape | GroupsShape, count: int, rate_per_s: float, seed: int) -> SharingShape | GroupsShape:
@@ -224,28 +206,16 @@ class ChatTraffic(_NamedTraffic):
 
 @dataclass(frozen=True, kw_only=True)
 class ContextTraffic(_NamedTraffic):
-    """Questions on long contexts.
-
-    Parameters
-    ----------
-    contexts, context_tokens:
-        Their number and length.
-    popularity:
-        The n-th is drawn in proportion to 1/n to this power.
-    first_share:
-        Share of all requests on the first context; `None`: by its popularity.
-    question_tokens, output_tokens:
-        Medians.
-    """
+    """Questions on long contexts."""
 
     name: str
     contexts: int
     context_tokens: int
     requests: int
     rate_per_s: float
-    popularity: float = 0.0
-    first_share: float | None = None
-    question_tokens: int = 200
+    popularity: float = 0.0  #: The n-th context is drawn in proportion to 1/n to this power.
+    first_share: float | None = None  #: Share of all requests on the first context; None: by its popularity.
+    question_tokens: int = 200  #: Median, as of the answers.
     output_tokens: int = 100
     block_tokens: int = 64
 
@@ -271,29 +241,17 @@ class ContextTraffic(_NamedTraffic):
 
 @dataclass(frozen=True, kw_only=True)
 class ReuseTraffic(_NamedTraffic):
-    """Prompts of even lengths, of which a part is a prefix that returns after an even number of others.
-
-    Parameters
-    ----------
-    lengths:
-        Least and most tokens of a prompt; those of one prefix are of one length.
-    shared_share, new_share:
-        Share of a prompt that is its prefix, and share of the requests that begin one.
-    distance_max:
-        Distinct prefixes between two uses of one: from 0 to so many, each number as often.
-    output_mean, output_deviation:
-        Of the normal distribution of answers, tokens.
-    """
+    """Prompts of even lengths, of which a part is a prefix that returns after an even number of others."""
 
     name: str
     requests: int
     rate_per_s: float
-    lengths: tuple[int, int]
-    output_mean: float
+    lengths: tuple[int, int]  #: Least and most tokens of a prompt; those of one prefix are of one length.
+    output_mean: float  #: Of the normal distribution of answers, tokens.
     output_deviation: float
-    shared_share: float = 0.5
-    new_share: float = 0.1
-    distance_max: int = 80
+    shared_share: float = 0.5  #: Share of a prompt that is its prefix.
+    new_share: float = 0.1  #: Share of the requests that begin a prefix.
+    distance_max: int = 80  #: Distinct prefixes between two uses of one: from 0 to so many, each number as often.
     block_tokens: int = 64
 
     def feed(self, seed: int) -> Iterator[SimRequest]:
@@ -320,29 +278,20 @@ class ReuseTraffic(_NamedTraffic):
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationTraffic(_NamedTraffic):
-    """Conversations behind a few system prompts, whose next turn begins with all texts before it.
+    """Conversations behind a few system prompts, whose next turn begins with all texts before it."""
 
-    Parameters
-    ----------
-    kind:
-        `continued`: turn after turn. `branching`: half of the turns are sent twice, in other words, and both go on.
-        `resumed`: each has a long pause after half of its turns.
-    starts_per_s:
-        Conversations that begin.
-    turns_mean, pause_s:
-        Turns of a conversation (geometric), and the mean of the long pause.
-    """
-
+    #: `continued`: turn after turn. `branching`: half of the turns are sent twice, in other words, and both go on.
+    #: `resumed`: each has a long pause after half of its turns.
     kind: ConversationKind
     requests: int
-    starts_per_s: float
+    starts_per_s: float  #: Conversations that begin.
     system_prompts: int = 64
     system_tokens: int = 800
-    turns_mean: float = 6.0
+    turns_mean: float = 6.0  #: Turns of a conversation (geometric).
     turn_tokens: int = 120
     answer_tokens: int = 180
     think_s: float = 12.0
-    pause_s: float = 90.0
+    pause_s: float = 90.0  #: Mean of the long pause.
     block_tokens: int = 16
 
     @property
@@ -408,16 +357,10 @@ def _request(
     prompt: TextChain, at_s: float, output_tokens: int, first_text: int, answered: TextChain | None = None
 ) -> SimRequest:
     return SimRequest(
-        index=0,
-        arrival_s=at_s,
-        prompt_tokens=prompt.tokens,
-        output_tokens=output_tokens,
-        blocks=prompt.blocks,
-        prefix_hash=first_text,
-        body_bytes=_TEXT_BYTES * prompt.tokens,
+        index=0, arrival_s=at_s, prompt_tokens=prompt.tokens, output_tokens=output_tokens, blocks=prompt.blocks,
+        prefix_hash=first_text, body_bytes=_TEXT_BYTES * prompt.tokens, boundaries=prompt.boundaries,
         output_blocks=b"" if answered is None else answered.blocks[len(prompt.blocks) :],
-        boundaries=prompt.boundaries,
-    )
+    )  # fmt: skip
 
 
 def _length(rng: np.random.Generator, median: int, sigma: float) -> int:
@@ -430,17 +373,6 @@ class TextChain:
 
     Blocks are equal where all texts up to their end are.
 
-    Parameters
-    ----------
-    block_tokens:
-        Tokens of a block.
-    tokens, blocks:
-        Length, and the hash of each full block.
-    tail:
-        What follows the last full block.
-    boundaries:
-        Tokens at the end of each text.
-
     Example
     -------
     >>> start = TextChain(block_tokens=16).followed_by(1, 40)
@@ -452,10 +384,10 @@ class TextChain:
     """
 
     block_tokens: int
-    tokens: int = 0
-    blocks: bytes = b""
-    tail: bytes = b""
-    boundaries: tuple[int, ...] = ()
+    tokens: int = 0  #: Length.
+    blocks: bytes = b""  #: The hash of each full block.
+    tail: bytes = b""  #: What follows the last full block.
+    boundaries: tuple[int, ...] = ()  #: Tokens at the end of each text.
 
     def followed_by(self, text: int, tokens: int) -> TextChain:
         """Return the prompt with the first `tokens` of a text behind it."""
@@ -468,9 +400,6 @@ class TextChain:
             found.append(parent)
         total = self.tokens + tokens
         return TextChain(
-            block_tokens=self.block_tokens,
-            tokens=total,
-            blocks=b"".join(found),
-            tail=rest[len(rest) // size * size :],
+            block_tokens=self.block_tokens, tokens=total, blocks=b"".join(found), tail=rest[len(rest) // size * size :],
             boundaries=(*self.boundaries, total),
-        )
+        )  # fmt: skip

@@ -60,24 +60,12 @@ _CODE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Windows end to end.
+    """Windows end to end."""
 
-    Parameters
-    ----------
-    shapes:
-        By name, in their order.
-    draw:
-        Seed of the first; the next ones' follow from it.
-    time_scale:
-        2.0 is half the load.
-    limit:
-        The first so many requests of each; None: all.
-    """
-
-    shapes: tuple[str, ...]
-    draw: int
-    time_scale: float = 1.0
-    limit: int | None = None
+    shapes: tuple[str, ...]  #: By name, in their order.
+    draw: int  #: Seed of the first; the next ones' follow from it.
+    time_scale: float = 1.0  #: 2.0 is half the load.
+    limit: int | None = None  #: The first so many requests of each; None: all.
 
     def feed(self) -> Sequence[SimRequest]:
         return _feed(self.shapes, self.draw, self.limit)
@@ -97,12 +85,9 @@ def _joined(feeds: Sequence[Sequence[SimRequest]]) -> Iterator[SimRequest]:
         salt = (number * 0x9E3779B97F4A7C15) % 2**64
         for request in feed:
             yield replace(
-                request,
-                index=index,
-                arrival_s=offset_s + request.arrival_s,
-                blocks=marked(request.blocks, salt),
+                request, index=index, arrival_s=offset_s + request.arrival_s, blocks=marked(request.blocks, salt),
                 prefix_hash=request.prefix_hash ^ salt,
-            )
+            )  # fmt: skip
             index += 1
         offset_s += feed[-1].arrival_s + PAUSE_S
 
@@ -119,20 +104,19 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningRun:
-    """Figures of all requests and of those from `TuningTask.after` on, and the tuner's doing.
+    """Figures of a run, and the tuner's doing.
 
-    `first_accepted_s` is when a campaign took its first weights, s of the run; None if it took none.
-    `candidate_blocks` are a campaign's blocks in which a candidate was in force.
     Of a search, `whole` are the start's held-out figures, and `tail` those of the weights that are taken.
     """
 
-    whole: RunScore
-    tail: RunScore
+    whole: RunScore  #: Of all requests.
+    tail: RunScore  #: Of those from `TuningTask.after` on.
     weights: Mapping[str, float]
     generations: int = 0
     accepted: int = 0
     rollbacks: int = 0
-    candidate_blocks: int = 0
+    candidate_blocks: int = 0  #: A campaign's blocks in which a candidate was in force.
+    #: When a campaign took its first weights, s of the run; None if it took none.
     first_accepted_s: float | None = None
     reasons: tuple[str, ...] = ()
     cpu_s: float = 0.0
@@ -140,51 +124,23 @@ class TuningRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTask:
-    """What to run.
-
-    Parameters
-    ----------
-    windows:
-        Traffic.
-    policy, weights:
-        Start weights by name; empty is the policy's defaults.
-    fleet:
-        A named fleet, of which the Router knows the speed; None: the paper's, of which it does not.
-    scenario:
-        By name; changes the fleet or what the Router knows of it.
-    seed:
-        Of the network and of the tuner's chance. The same for runs that are compared.
-    campaign, optimizer:
-        Options by name, and an optimizer in the place of the mode's; no campaign: the weights stay as they are.
-    search:
-        Search the windows offline instead of serving them.
-    tune_lambda, box:
-        As in `tuned_box`, the box as (name, low, high).
-    after:
-        Figures of `tail` are over requests from this one on.
-    begin_s:
-        Of the campaign, s of the run; `tail` begins with it, too.
-    filtered:
-        Whether a log of the run's own decisions is the campaign's first filter.
-    explore:
-        Share of requests that go to any replica by chance.
-    """
+    """What to run."""
 
     windows: Windows
     policy: str
-    fleet: str | None = None
-    scenario: str = STEADY
-    weights: tuple[tuple[str, float], ...] = ()
-    seed: int = 0
-    campaign: tuple[tuple[str, Any], ...] | None = None
-    optimizer: str | None = None
-    search: Search | None = None
-    tune_lambda: bool = False
+    fleet: str | None = None  #: A named one, of which the Router knows the speed; None: the paper's, of which not.
+    scenario: str = STEADY  #: By name; changes the fleet or what the Router knows of it.
+    weights: tuple[tuple[str, float], ...] = ()  #: Start weights by name; empty is the policy's defaults.
+    seed: int = 0  #: Of the network and of the tuner's chance. The same for runs that are compared.
+    campaign: tuple[tuple[str, Any], ...] | None = None  #: Options by name; None: the weights stay as they are.
+    optimizer: str | None = None  #: In the place of the mode's.
+    search: Search | None = None  #: Search the windows offline instead of serving them.
+    tune_lambda: bool = False  #: As in `tuned_box`, and the box as (name, low, high).
     box: tuple[tuple[str, float, float], ...] = ()
-    after: int = 0
-    begin_s: float = 0.0
-    filtered: bool = False
-    explore: float = 0.0
+    after: int = 0  #: Figures of `tail` are over requests from this one on.
+    begin_s: float = 0.0  #: Of the campaign, s of the run; `tail` begins with it, too.
+    filtered: bool = False  #: Whether a log of the run's own decisions is the campaign's first filter.
+    explore: float = 0.0  #: Share of requests that go to any replica by chance.
     kind: ClassVar[type[TuningRun]] = TuningRun
 
     def key(self) -> str:
@@ -198,17 +154,11 @@ class TuningTask:
         started_s = thread_time()
         paper = unknown_paper_fleet(find_profile(QWEN_L40S))
         job = SimJob(
-            trace=" + ".join(self.windows.shapes),
-            feed=self.windows.feed(),
-            policy=self.policy,
-            weights=dict(self.weights) or None,
-            fleet=paper if self.fleet is None else find_fleet(self.fleet),
-            time_scale=self.windows.time_scale,
-            scenario=self.scenario,
-            seed=self.seed,
-            keep_requests=True,
+            trace=" + ".join(self.windows.shapes), feed=self.windows.feed(), policy=self.policy,
+            weights=dict(self.weights) or None, fleet=paper if self.fleet is None else find_fleet(self.fleet),
+            time_scale=self.windows.time_scale, scenario=self.scenario, seed=self.seed, keep_requests=True,
             limits=RouterLimits(explore=self.explore) if self.explore else None,
-        )
+        )  # fmt: skip
         if self.search is not None:
             outcome = _searched(self, self.search, replace(job, seed=0, keep_requests=False))
         elif self.campaign is not None:
@@ -221,13 +171,7 @@ class TuningTask:
 
 
 class DecisionCollector:
-    """A controller of a simulation that collects the newest decisions of its Router.
-
-    Parameters
-    ----------
-    most:
-        As many as a log is read.
-    """
+    """A controller of a simulation that collects the newest decisions of its Router, as many as a log is read."""
 
     def __init__(self, most: int = MAX_DECISIONS) -> None:
         self.decisions: deque[LoggedDecision] = deque(maxlen=most)
@@ -250,30 +194,19 @@ class DecisionCollector:
 
 def _tuned(task: TuningTask, options: Mapping[str, Any], job: SimJob) -> TuningRun:
     log = DecisionCollector(MOST_DECISIONS)
+    refutes = LogFilter(lambda: tuple(log.decisions), make_policy(task.policy)) if task.filtered else None
     tuned = simulate_campaign(
-        job,
-        CampaignOptions(**options),
-        optimizer=task.optimizer,
-        seed=task.seed,
-        tune_lambda=task.tune_lambda,
-        box=task.bounds,
-        begin_s=task.begin_s,
-        refutes=LogFilter(lambda: tuple(log.decisions), make_policy(task.policy)) if task.filtered else None,
-        controllers=(log,) if task.filtered else (),
-    )
+        job, CampaignOptions(**options), optimizer=task.optimizer, seed=task.seed, tune_lambda=task.tune_lambda,
+        box=task.bounds, begin_s=task.begin_s, refutes=refutes, controllers=(log,) if task.filtered else (),
+    )  # fmt: skip
     before = sum(one.scheduled_s < task.begin_s for one in tuned.records)
     whole, tail = _parts(tuned.records, max(task.after, before))
+    accepted = [row for row in tuned.generations[1:] if row.accepted]
     return TuningRun(
-        whole=whole,
-        tail=tail,
-        weights=tuned.weights,
-        generations=len(tuned.generations),
-        accepted=sum(row.accepted for row in tuned.generations[1:]),
-        first_accepted_s=next((row.finished_s for row in tuned.generations[1:] if row.accepted), None),
-        rollbacks=tuned.rollbacks,
-        candidate_blocks=tuned.candidate_blocks,
-        reasons=tuple(row.reason for row in tuned.generations),
-    )
+        whole=whole, tail=tail, weights=tuned.weights, generations=len(tuned.generations), accepted=len(accepted),
+        first_accepted_s=accepted[0].finished_s if accepted else None, rollbacks=tuned.rollbacks,
+        candidate_blocks=tuned.candidate_blocks, reasons=tuple(row.reason for row in tuned.generations),
+    )  # fmt: skip
 
 
 def _searched(task: TuningTask, sizes: Search, job: SimJob) -> TuningRun:
@@ -281,22 +214,15 @@ def _searched(task: TuningTask, sizes: Search, job: SimJob) -> TuningRun:
     search = search_weights(job, options)
     result = decide(job, search, options)
     return TuningRun(
-        whole=_held_out(result.before),
-        tail=_held_out(result.after),
-        weights=result.weights,
-        generations=len(search.rows),
-        accepted=int(result.moved),
-        reasons=(result.reason,),
-    )
+        whole=_held_out(result.before), tail=_held_out(result.after), weights=result.weights,
+        generations=len(search.rows), accepted=int(result.moved), reasons=(result.reason,),
+    )  # fmt: skip
 
 
 def _held_out(found: ScoredWeights) -> RunScore:
+    n = sum(score.n for score in found.scores)
     return RunScore(
-        n=sum(score.n for score in found.scores),
-        errors=found.errors,
-        ttft_ms_p95=found.ttft_ms,
-        e2e_s_p95=found.e2e_s,
-        max_share=found.max_share,
+        n=n, errors=found.errors, ttft_ms_p95=found.ttft_ms, e2e_s_p95=found.e2e_s, max_share=found.max_share
     )
 
 

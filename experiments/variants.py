@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from experiments.audit import IndexedPolicy
+from experiments.rules import IndexedPolicy
 from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import UnknownPolicy
@@ -36,38 +36,18 @@ SOURCES: Mapping[Source, tuple[IndexKind, CacheReports]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way to run a policy.
-
-    Parameters
-    ----------
-    weights:
-        Those that differ from the policy's defaults.
-    training:
-        Fields of the `TrainingSpec` that differ from the policy's own.
-    trains_until:
-        Share of the requests after which no further model is trained.
-    trained_on:
-        Name of a fleet: the model comes from a run on it, of the first phase of the same traffic, and is never
-        replaced.
-    shadow:
-        Name of a policy that scores each decision, and learns if it can.
-    queueing:
-        Whether the router queues and hedges.
-    source:
-        Of cached tokens; None: the policy's own, with the reports of the run.
-    max_routes:
-        Bound of the routes of `multi-depth`; None: the usual one.
-    """
+    """One way to run a policy."""
 
     policy: str
-    weights: tuple[tuple[str, float], ...] = ()
-    training: tuple[tuple[str, Any], ...] = ()
-    trains_until: float | None = None
+    weights: tuple[tuple[str, float], ...] = ()  #: Those that differ from the policy's defaults.
+    training: tuple[tuple[str, Any], ...] = ()  #: Fields of the `TrainingSpec` that differ from the policy's own.
+    trains_until: float | None = None  #: Share of the requests after which no further model is trained.
+    #: Name of a fleet: the model comes from a run on it, of the first phase of the same traffic, and is never replaced.
     trained_on: str | None = None
-    shadow: str | None = None
-    queueing: bool = False
-    source: Source | None = None
-    max_routes: int | None = None
+    shadow: str | None = None  #: Name of a policy that scores each decision, and learns if it can.
+    queueing: bool = False  #: Whether the router queues and hedges.
+    source: Source | None = None  #: Of cached tokens; None: the policy's own, with the reports of the run.
+    max_routes: int | None = None  #: Bound of the routes of `multi-depth`; None: the usual one.
 
     def make(self) -> Policy:
         policy = policy_of(self.policy)

@@ -10,10 +10,9 @@ from time import thread_time
 from typing import Any, ClassVar, Literal, cast
 
 import tuner
-from experiments.audit import ShortSightedPolicy
 from experiments.comparison import MEASURES
 from experiments.fleets import ExperimentFleet
-from experiments.rules import DynamoKv
+from experiments.rules import DynamoKv, ShortSightedPolicy
 from experiments.runner import Runs, run_key
 from experiments.simulated import TaskRun
 from experiments.tables import ClaimVerdict
@@ -25,7 +24,7 @@ from gorgo.lab.results import ResultRow, load_text
 from gorgo.lab.sim.fleet import SimFleet, fleet_of, limits_of, with_accurate_priors, with_queue_for_all
 from gorgo.lab.sim.workload import SimRequest
 from gorgo.lab.simulate import SimJob, run_once
-from gorgo.lab.simulate.compare import Figure, best_of_rows, geometric_mean, ratio_of
+from gorgo.lab.simulate.compare import best_of_rows, geometric_mean, ratio_of
 from gorgo.lab.simulate.feed import feed_of
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.simulate.run import policy_of
@@ -76,33 +75,6 @@ _TUNER = Path(tuner.__file__ or "").parent
 class Workload:
     """Requests at a load.
 
-    Parameters
-    ----------
-    name:
-        Shown in tables, without the load.
-    traces:
-        Files, or names of data sets or shapes. Seed s takes number s modulo their count; a shape is drawn with s.
-    shape:
-        Drawn with the seed in the place of a trace, whose name then says nothing but what it is like.
-    filters:
-        Which of their requests run.
-    time_scale:
-        2.0 is half the load.
-    scenario:
-        Faults and other deviations.
-    fleet:
-        Name of a fleet; None: that of regions.yaml.
-    pool_share:
-        Part of each KV pool of a named fleet that there is.
-    world:
-        Of another fleet than a named one, with the Router's own limits.
-    client_concurrency:
-        As in `SimJob`.
-    queue:
-        Queue of the proxy under every policy or under none; None: under those that predict, as `gorgo serve` has it.
-    seeds:
-        Of the seeds of a check only the first so many; None: all.
-
     Example
     -------
     >>> window = Workload(name="windows", traces=("one", "two"), time_scale=2.0)
@@ -110,18 +82,21 @@ class Workload:
     ('windows, load 0.5', 'two')
     """
 
-    name: str
+    name: str  #: Shown in tables, without the load.
+    #: Files, or names of data sets or shapes. Seed s takes number s modulo their count; a shape is drawn with s.
     traces: tuple[str, ...]
+    #: Drawn with the seed in the place of a trace, whose name then says nothing but what it is like.
     shape: Shape | None = None
     filters: TraceFilters = field(default_factory=TraceFilters)
-    time_scale: float = 1.0
-    scenario: str = STEADY
-    fleet: str | None = None
-    pool_share: float = 1.0
-    world: SimFleet | None = None
-    client_concurrency: int | None = None
+    time_scale: float = 1.0  #: 2.0 is half the load.
+    scenario: str = STEADY  #: Faults and other deviations.
+    fleet: str | None = None  #: Name of a fleet; None: that of regions.yaml.
+    pool_share: float = 1.0  #: Part of each KV pool of a named fleet that there is.
+    world: SimFleet | None = None  #: Of another fleet than a named one, with the Router's own limits.
+    client_concurrency: int | None = None  #: As in `SimJob`.
+    #: Queue of the proxy under every policy or under none; None: under those that predict, as `gorgo serve` has it.
     queue: Queue | None = None
-    seeds: int | None = None
+    seeds: int | None = None  #: Of the seeds of a check only the first so many; None: all.
 
     @property
     def label(self) -> str:
@@ -161,10 +136,8 @@ class PolicyTask:
 
     def job(self) -> SimJob:
         """Return the job of the run, the policy with its default weights or those of `WEIGHTED`; a shape is drawn."""
-        workload = self.workload
-        if workload.shape is None:
-            return self._job()
-        return replace(self._job(), feed=drawn(workload.shape, self.seed, workload.filters))
+        job, shape = self._job(), self.workload.shape
+        return job if shape is None else replace(job, feed=drawn(shape, self.seed, self.workload.filters))
 
     def _job(self) -> SimJob:
         workload = self.workload
@@ -176,20 +149,12 @@ class PolicyTask:
         if workload.queue is not None:
             limits = with_queue_for_all(limits or RouterLimits(), enabled=workload.queue == "on")
         return SimJob(
-            trace=self.trace,
-            policy=policy,
-            weights=weights,
-            fleet=fleet if workload.fleet is None else _part_of(workload.fleet, workload.pool_share),
-            filters=workload.filters,
-            time_scale=workload.time_scale,
-            seed=self.seed,
-            scenario=workload.scenario,
-            limits=limits,
-            probe_interval_s=probe_s,
-            scrape_interval_s=scrape_s,
-            client_concurrency=workload.client_concurrency,
+            trace=self.trace, policy=policy, weights=weights, seed=self.seed, filters=workload.filters,
+            fleet=fleet if workload.fleet is None else _part_of(workload.fleet, workload.pool_share), limits=limits,
+            time_scale=workload.time_scale, scenario=workload.scenario, client_concurrency=workload.client_concurrency,
+            probe_interval_s=probe_s, scrape_interval_s=scrape_s,
             block_tokens=None if workload.shape is None else workload.shape.block_tokens,
-        )
+        )  # fmt: skip
 
     def key(self) -> str:
         """Return the key of the run; workloads of two names can be one run. Raises `UnknownPolicy`."""
@@ -233,42 +198,22 @@ class RatioTarget:
     """`figure` of `policy` is at most `at_most` times that of the best of `others`.
 
     Several workloads of one target are a geometric mean over them within each seed, so that the interval counts seeds.
-
-    Parameters
-    ----------
-    group:
-        As in `ClaimVerdict`.
-    workloads:
-        One, or several for their geometric mean.
-    others:
-        The best has the lowest mean of the figure over seeds; chosen per workload.
-    figure:
-        A key of `MEASURES`.
-    others_on:
-        Workloads of the others, one per workload; None: the same.
     """
 
-    group: str
+    group: str  #: As in `ClaimVerdict`.
     policy: str
-    workloads: Sequence[Workload]
-    others: Sequence[str]
-    figure: str
+    workloads: Sequence[Workload]  #: One, or several for their geometric mean.
+    others: Sequence[str]  #: The best has the lowest mean of the figure over seeds; chosen per workload.
+    figure: str  #: A key of `MEASURES`.
     at_most: float
-    others_on: Sequence[Workload] | None = None
+    others_on: Sequence[Workload] | None = None  #: Workloads of the others, one per workload; None: the same.
 
     def tasks(self, seeds: Sequence[int]) -> Iterator[PolicyTask]:
         for workload, beside in self.pairs:
             for on, policy in ((workload, self.policy), *((beside, other) for other in self.others)):
                 yield from (PolicyTask(on, policy, seed) for seed in seeds[: on.seeds])
 
-    def first(self, requests: int | None) -> RatioTarget:
-        return self._on(lambda one: one.first(requests))
-
-    def queued(self, queue: Queue | None) -> RatioTarget:
-        """Return the same with the queue of the proxy under every policy or under none; None: as it is."""
-        return self if queue is None else self._on(lambda one: replace(one, queue=queue))
-
-    def _on(self, change: Callable[[Workload], Workload]) -> RatioTarget:
+    def on(self, change: Callable[[Workload], Workload]) -> RatioTarget:
         others_on = None if self.others_on is None else list(map(change, self.others_on))
         return replace(self, workloads=list(map(change, self.workloads)), others_on=others_on)
 
@@ -290,13 +235,16 @@ class RatioTarget:
         by_seed: dict[int, list[tuple[float, float]]] = {}
         best: list[str] = []
         for workload, beside in self.pairs:
+            rows = _rows(runs, workload, self.policy, seeds)
             groups = {other: _rows(runs, beside, other, seeds) for other in self.others}
-            name = best_of_rows({other: list(rows.values()) for other, rows in groups.items()}, figure)
+            name = best_of_rows({other: list(of_seed.values()) for other, of_seed in groups.items()}, figure)
             if name is None:
                 return ClaimVerdict.of_ratio(self.group, self.labels(()), None, at_most=self.at_most)
             best.append(name)
-            for seed, pair in _pairs(_rows(runs, workload, self.policy, seeds), groups[name], figure):
-                by_seed.setdefault(seed, []).append(pair)
+            for seed, row in rows.items():
+                ours, theirs = figure(row), figure(groups[name][seed]) if seed in groups[name] else None
+                if ours and theirs:  # a zero has no logarithm, and no run takes no time
+                    by_seed.setdefault(seed, []).append((ours, theirs))
         whole = [
             (geometric_mean([one for one, _ in pairs]), geometric_mean([other for _, other in pairs]))
             for pairs in by_seed.values()
@@ -318,12 +266,3 @@ def targets_of(
 def _rows(runs: Runs, workload: Workload, policy: str, seeds: Sequence[int]) -> dict[int, ResultRow]:
     tasks = ((seed, PolicyTask(workload, policy, seed)) for seed in seeds)
     return {seed: runs[task].row for seed, task in tasks if task in runs}
-
-
-def _pairs(
-    ours: Mapping[int, ResultRow], theirs: Mapping[int, ResultRow], figure: Figure
-) -> Iterator[tuple[int, tuple[float, float]]]:
-    for seed, row in ours.items():
-        one, other = figure(row), figure(theirs[seed]) if seed in theirs else None
-        if one and other:  # a zero has no logarithm, and no run takes no time
-            yield seed, (one, other)

@@ -150,11 +150,11 @@ class ProxyRefused(GorgoError):  # noqa: N818
         self.status = status
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, choices: Iterable[str]) -> str:
     """Return a hint at the known word most similar to `word`, or nothing.
 
     >>> closest("m_rt", ["m_rtt", "m_queue"])
     " (did you mean 'm_rtt'?)"
     """
-    near = difflib.get_close_matches(word[:100], list(known), n=1)
+    near = difflib.get_close_matches(word[:100], list(choices), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""

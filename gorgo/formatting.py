@@ -104,17 +104,17 @@ def term(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.1f}"
 
 
-def engine(found: Mapping[str, object]) -> str:
+def engine(engine_info: Mapping[str, object]) -> str:
     """Return kind and version of an engine; empty without any.
 
     >>> engine({"name": "vllm", "version": "0.33.0", "found": True}), engine({"name": None, "found": True}), engine({})
     ('vllm 0.33.0 (found)', 'engine not found yet', '')
     """
-    if not found:
+    if not engine_info:
         return ""
-    if found["name"] is None:
+    if engine_info["name"] is None:
         return "engine not found yet"
-    words = (found["name"], found.get("version"), "(found)" if found["found"] else None)
+    words = (engine_info["name"], engine_info.get("version"), "(found)" if engine_info["found"] else None)
     return " ".join(str(word) for word in words if word is not None)
 
 
@@ -203,17 +203,19 @@ def source_line(source: Mapping[str, Any]) -> str:
     return f"source {source['name']} ({source['kind']}): {reason}, {n} replica{'' if n == 1 else 's'}, {answered}"
 
 
-def wanted_line(row: Mapping[str, Any]) -> str:
+def wanted_line(demand: Mapping[str, Any]) -> str:
     """Return the wanted replicas of a region and model, and why.
 
     >>> row = {"region": "eu", "model": "llama", "wanted": 5, "replicas": 3, "attainment": 0.94}
     >>> wanted_line(row), wanted_line(row | {"model": None, "attainment": None})
     ('wanted in eu (llama): 5 replicas, 3 serve, 94 % in time', 'wanted in eu: 5 replicas, 3 serve')
     """
-    model = "" if row["model"] is None else f" ({row['model']})"
-    in_time = "" if row["attainment"] is None else f", {share(row['attainment'])} in time"
-    n = row["wanted"]
-    return f"wanted in {row['region']}{model}: {n} replica{'' if n == 1 else 's'}, {row['replicas']} serve{in_time}"
+    model = "" if demand["model"] is None else f" ({demand['model']})"
+    in_time = "" if demand["attainment"] is None else f", {share(demand['attainment'])} in time"
+    n = demand["wanted"]
+    return (
+        f"wanted in {demand['region']}{model}: {n} replica{'' if n == 1 else 's'}, {demand['replicas']} serve{in_time}"
+    )
 
 
 def store_line(store: Mapping[str, Any]) -> str:
@@ -227,7 +229,7 @@ def store_line(store: Mapping[str, Any]) -> str:
     """
     name, since = f"router {store['router']} of group {store['group']}", age(store["for_s"])
     if store["joined"]:
-        n = sum(row["counts"] for row in store["peers"])
+        n = sum(peer["counts"] for peer in store["peers"])
         return f"{name}: reports to {n} other{'' if n == 1 else 's'} for {since}"
     why = (
         "its first report is on its way" if store["fault"] is None else f"the store is {_STORE_FAULTS[store['fault']]}"
@@ -244,27 +246,27 @@ def workers_line(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """
     if not rows:
         return None
-    parts = [f"{sum(row['state'] == 'ready' for row in rows)} ready"]
-    for row in rows:
-        if row["state"] == "ready" and not row["restarts"]:
+    parts = [f"{sum(worker['state'] == 'ready' for worker in rows)} ready"]
+    for worker in rows:
+        if worker["state"] == "ready" and not worker["restarts"]:
             continue
-        words = [f"process {row['worker']} {row['state']}"]
-        if row["restarts"]:
-            words.append(f"restarted {row['restarts']} time{'' if row['restarts'] == 1 else 's'}")
-        if row["retry_s"]:
-            words.append(f"next start after {age(row['retry_s'])}")
+        words = [f"process {worker['worker']} {worker['state']}"]
+        if worker["restarts"]:
+            words.append(f"restarted {worker['restarts']} time{'' if worker['restarts'] == 1 else 's'}")
+        if worker["retry_s"]:
+            words.append(f"next start after {age(worker['retry_s'])}")
         parts.append(", ".join(words))
     return f"{len(rows)} process{'' if len(rows) == 1 else 'es'}: {'; '.join(parts)}"
 
 
-def peer_line(row: Mapping[str, Any]) -> str:
+def peer_line(peer: Mapping[str, Any]) -> str:
     """Return a peer, its age, and where it differs.
 
     >>> peer_line({"router": "eu-2/1a", "age_s": 0.2, "counts": True, "differences": {"freeze": "frozen, not here"}})
     'eu-2/1a: last report 0 s ago; frozen, not here'
     """
-    silent = "" if row["counts"] or "format" in row["differences"] else ", its load counts no longer"
-    return "; ".join([f"{row['router']}: last report {age(row['age_s'])} ago{silent}", *row["differences"].values()])
+    silent = "" if peer["counts"] or "format" in peer["differences"] else ", its load counts no longer"
+    return "; ".join([f"{peer['router']}: last report {age(peer['age_s'])} ago{silent}", *peer["differences"].values()])
 
 
 _STORE_FAULTS = {

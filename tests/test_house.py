@@ -32,7 +32,7 @@ from tests.sources import parsed, syntax_tree
 
 FOLDERS = ("gorgo", "tuner", "experiments")
 #: Modules that one other imports.
-MOST_WITH_ONE_IMPORTER = 60
+MOST_WITH_ONE_IMPORTER = 52
 #: Modules whose functions a small chat request calls, from its bytes to the answer's.
 MOST_ENTERED = 50
 #: Modules that import each row of a table, by the package of the rows.

@@ -100,7 +100,7 @@ class OfflineFound:
             "weights": dict(self.weights),
             "reason": self.reason,
             **self.details,
-            "generations": [row.as_json() for row in self.rows],
+            "generations": [generation.as_json() for generation in self.rows],
         }
 
 
@@ -160,13 +160,13 @@ def read_history(
             raise HistoryError(f"{database}: no campaign {campaign}: the history is empty")
         return None, [], []
     try:
-        newest = max((row.id for row in history.campaigns(limit=1)), default=None)
+        newest = max((latest.id for latest in history.campaigns(limit=1)), default=None)
         chosen = newest if campaign is None else campaign
-        row = None if chosen is None else history.campaign(chosen)
-        if row is None and campaign is not None:
+        campaign_row = None if chosen is None else history.campaign(chosen)
+        if campaign_row is None and campaign is not None:
             there = "the history is empty" if newest is None else f"the newest is {newest}"
             raise HistoryError(f"{history.url}: no campaign {campaign}: {there}")
-        return row, history.generations(chosen, limit), history.events(chosen, limit)
+        return campaign_row, history.generations(chosen, limit), history.events(chosen, limit)
     finally:
         history.close()
 
@@ -189,7 +189,7 @@ def note_freeze(database: str, weights: Mapping[str, float], reason: str) -> Non
     """Add an event to the newest campaign's history; raises `HistoryError`."""
     history = History(database)
     try:
-        newest = max((row.id for row in history.campaigns(limit=1)), default=None)
+        newest = max((latest.id for latest in history.campaigns(limit=1)), default=None)
         history.record_event("freeze", now_s=time.time(), reason=reason, campaign=newest, weights=weights)
     finally:
         history.close()
@@ -199,6 +199,6 @@ def write_history(path: Path, campaign: CampaignRow | None, generations: list[Ge
     """Write `history.json` as `gorgo report` reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = [
-        row.as_json() | ({"policy": campaign.policy} if campaign else {}) for row in generations
+        generation.as_json() | ({"policy": campaign.policy} if campaign else {}) for generation in generations
     ]
     write_atomically(path, json.dumps(rows, indent=2, allow_nan=False).encode() + b"\n", mode=PUBLIC)

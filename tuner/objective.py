@@ -43,22 +43,22 @@ class TunerSample:
     status: int
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> TunerSample:
+    def from_json(cls, sample: Mapping[str, Any]) -> TunerSample:
         """Return a row of `GET /admin/samples`; raises `TunerError` that names the wrong value."""
         try:
             return cls(
-                seq=int(row["seq"]),
-                arrived_s=float(row["finished_s"]) - float(row["e2e_s"]),
-                replica=str(row["replica"]),
-                weights_version=int(row["weights_version"]),
-                ttft_ms=_known(row["ttft_ms"]),
-                e2e_s=float(row["e2e_s"]),
-                itl_ms_p95=_known(row["itl_ms_p95"]),
-                status=int(row["status"]),
+                seq=int(sample["seq"]),
+                arrived_s=float(sample["finished_s"]) - float(sample["e2e_s"]),
+                replica=str(sample["replica"]),
+                weights_version=int(sample["weights_version"]),
+                ttft_ms=_known(sample["ttft_ms"]),
+                e2e_s=float(sample["e2e_s"]),
+                itl_ms_p95=_known(sample["itl_ms_p95"]),
+                status=int(sample["status"]),
             )
         except (LookupError, TypeError, ValueError) as error:
             raise TunerError(
-                f"sample {row.get('seq')!r}: {error!r}; is this a gorgo proxy of the same version?"
+                f"sample {sample.get('seq')!r}: {error!r}; is this a gorgo proxy of the same version?"
             ) from None
 
     @property
@@ -204,5 +204,5 @@ def _known(value: Any) -> float | None:
 
 def p95(values: Iterable[float | None]) -> float | None:
     """Return the 95th percentile of the known values; `None` if none is known."""
-    known = [value for value in values if value is not None]
-    return float(np.quantile(known, 0.95)) if known else None
+    measured = [value for value in values if value is not None]
+    return float(np.quantile(measured, 0.95)) if measured else None

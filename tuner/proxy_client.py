@@ -256,15 +256,15 @@ class _Pager:
         """Add a page; return whether there are more."""
         self.boot_id = batch.boot_id
         before = self.after
-        for row in batch.samples:
-            seq = int(row["seq"])
+        for sample in batch.samples:
+            seq = int(sample["seq"])
             if seq <= self.after:
                 continue
             if self._resumed:
                 self._lost += seq - self.after - 1
             self.after = seq
             try:
-                self._samples.append(TunerSample.from_json(row))
+                self._samples.append(TunerSample.from_json(sample))
             except TunerError as error:
                 self._unreadable.append(str(error))
         return before < self.after < batch.last_seq

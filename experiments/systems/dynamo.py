@@ -25,13 +25,13 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from experiments.comparison import MEASURES
 from experiments.environments import Environment, installed
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport
 from experiments.rules import DynamoKv
 from experiments.runner import Runner, Runs, run_key
 from experiments.systems.policies import CONVERSATION_FILTERS
@@ -73,6 +73,8 @@ WAYS: Mapping[str, tuple[Mode, str]] = {
     "in turn": ("round_robin", RoundRobin.name),
     "by Dynamo's KV rule": ("kv_router", DynamoKv.name),
 }
+#: Figures by name, times in ms but of E2E in s.
+Stats: TypeAlias = Mapping[str, float]
 STATS = ("mean TTFT", "p50 TTFT", "p95 TTFT", "mean E2E", "p95 E2E", "hit")
 #: With the same engine for each request and no step of two parts, figures are so near.
 AT_LEAST, AT_MOST = 0.95, 1.05
@@ -93,9 +95,9 @@ print("\\n" + json.dumps(run_trace_replay(given.pop("trace"), **given).summary))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRun:
-    """Figures of a replay by their name in `STATS`, times in ms but of E2E in s."""
+    """Figures of a replay by their name in `STATS`."""
 
-    stats: Mapping[str, float] = field(default_factory=dict)
+    stats: Stats = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +117,15 @@ class ReplayTask:
         """Replay in Dynamo's environment, which is made first; raises `InstallError` or `GorgoError`."""
         environment, workload = dynamo_environment(), self.workload
         assert workload.world is not None, "an engine of its own"
+        profile = workload.world.replicas[0].profile
         with TemporaryDirectory() as folder:
             trace, table = Path(folder, "trace.jsonl"), Path(folder, "engine.npz")
             trace.write_text("".join(mooncake_lines(workload, self.seed)))
-            write_table(workload.world.replicas[0].profile, table)
+            write_table(profile, table)
             given = {
-                "trace": str(trace),
-                "num_workers": len(workload.world.replicas),
-                "router_mode": self.mode,
-                "trace_block_size": 512,
-                "extra_engine_args": {"engine": engine_of(workload.world.replicas[0].profile, table)},
-            }
+                "trace": str(trace), "num_workers": len(workload.world.replicas), "router_mode": self.mode,
+                "trace_block_size": 512, "extra_engine_args": {"engine": engine_of(profile, table)},
+            }  # fmt: skip
             summary = _replayed(environment, given)
         if summary["completed_requests"] != summary["num_requests"]:
             raise GorgoError(f"Dynamo's replay ended {summary['completed_requests']} of {summary['num_requests']}")
@@ -143,24 +143,20 @@ def mooncake_lines(workload: Workload, seed: int) -> Iterator[str]:
     """Yield the requests of a workload as lines of Mooncake's format, at their times under its load."""
     for request in load_requests(workload.traces[0], replace(workload.filters, seed=seed), seed=seed):
         row = {
-            "timestamp": 1e3 * request.timestamp_s * workload.time_scale,
-            "input_length": request.input_tokens,
-            "output_length": request.output_tokens,
-            "hash_ids": list(request.hash_ids),
-        }
+            "timestamp": 1e3 * request.timestamp_s * workload.time_scale, "input_length": request.input_tokens,
+            "output_length": request.output_tokens, "hash_ids": list(request.hash_ids),
+        }  # fmt: skip
         yield json.dumps(row) + "\n"
 
 
 def engine_of(profile: EngineProfile, table: Path) -> dict[str, Any]:
     """Return Dynamo's settings of an engine whose times are in the table."""
+    timing = {"type": "external", "provider": "dynamo_profile", "config": {"path": str(table)}}
     return {
-        "backend": "vllm",
-        "num_gpu_blocks": profile.kv_tokens // profile.block_tokens,
-        "block_size": profile.block_tokens,
-        "max_num_seqs": profile.max_running_requests,
+        "backend": "vllm", "num_gpu_blocks": profile.kv_tokens // profile.block_tokens, "timing_model": timing,
+        "block_size": profile.block_tokens, "max_num_seqs": profile.max_running_requests,
         "max_num_batched_tokens": profile.chunk_tokens,
-        "timing_model": {"type": "external", "provider": "dynamo_profile", "config": {"path": str(table)}},
-    }
+    }  # fmt: skip
 
 
 def write_table(profile: EngineProfile, path: Path) -> None:
@@ -192,13 +188,11 @@ def _replayed(environment: Environment, given: Mapping[str, Any]) -> dict[str, A
 
 
 def fleet() -> SimFleet:
-    """Return the engines, without a network."""
     specs = [ReplicaSpec(f"replica-{number}", "local") for number in range(ENGINES)]
     return with_accurate_priors(SimFleet(tuple(SimReplica(spec, PROFILE, Link(rtt_s=0.0)) for spec in specs)))
 
 
 def workloads(trace: str) -> dict[str, Workload]:
-    """Return the workloads by their name in the tables."""
     world = fleet()
     found = {}
     for (answers, most), load in product(ANSWERS.items(), LOADS):
@@ -213,55 +207,46 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     assert set(groups) == set(GROUPS), "there is one"
     if grid.trace is None:
         raise GorgoError(f"--system {NAME}: missing --trace; expected Mooncake's conversation trace")
-    found = {on: one.first(grid.first_requests) for on, one in workloads(grid.trace).items()}
-    tasks = [task for one in found.values() for seed in grid.seeds for task in _tasks(one, seed)]
+    seeds, found = grid.seeds, {on: one.first(grid.first_requests) for on, one in workloads(grid.trace).items()}
+    tasks: list[PolicyTask | ReplayTask] = []
+    for workload, seed in product(found.values(), seeds):
+        for mode, policy in WAYS.values():
+            tasks += [ReplayTask(workload, mode, seed), PolicyTask(workload, policy, seed)]
+        tasks.append(PolicyTask(workload, OURS, seed))
     runs = runner.runs(tasks, title=TITLE)
-    verdicts = list(_verdicts(found, runs, grid.seeds))
+    verdicts: list[ClaimVerdict] = []
+    means: list[tuple[str, ...]] = []
+    for on, workload in found.items():
+        for route, (mode, policy) in WAYS.items():
+            dynamo = [runs[ReplayTask(workload, mode, seed)].stats for seed in seeds]
+            here = _here(workload, policy, runs, seeds)
+            means += [(on, "Dynamo", route, *_cells(dynamo)), (on, "here", route, *_cells(here))]
+            verdicts += _verdicts((on, route), workload, mode, list(zip(here, dynamo, strict=True)))
+        means.append((on, "here", f"by {OURS}", *_cells(_here(workload, OURS, runs, seeds))))
     return SystemReport(
-        sections=[*sections(verdicts, HEADER, TITLES), TableSection("", MEANS_HEADER, _means(found, runs, grid.seeds))],
-        end=f"{len(grid.seeds)} seeds, {len(set(tasks))} runs, both simulated.",
+        sections=[*sections(verdicts, HEADER, TITLES), TableSection("", MEANS_HEADER, means)],
+        end=f"{len(seeds)} seeds, {len(set(tasks))} runs, both simulated.",
         rows=[verdict.as_json() for verdict in verdicts],
     )
 
 
-def _tasks(workload: Workload, seed: int) -> Iterator[PolicyTask | ReplayTask]:
-    for mode, policy in WAYS.values():
-        yield ReplayTask(workload, mode, seed)
-        yield PolicyTask(workload, policy, seed)
-    yield PolicyTask(workload, OURS, seed)
+def _here(workload: Workload, policy: str, runs: Runs, seeds: Sequence[int]) -> list[Stats]:
+    rows = [runs[PolicyTask(workload, policy, seed)].row for seed in seeds]
+    return [{name: MEASURES[name](row) or 0.0 for name in STATS} for row in rows]
 
 
-def _here(workload: Workload, policy: str, runs: Runs, seed: int) -> dict[str, float]:
-    row = runs[PolicyTask(workload, policy, seed)].row
-    return {name: MEASURES[name](row) or 0.0 for name in STATS}
+def _verdicts(
+    labels: tuple[str, str], workload: Workload, mode: Mode, pairs: Sequence[tuple[Stats, Stats]]
+) -> Iterator[ClaimVerdict]:
+    """Yield a verdict per figure; with answers of one token the first is the last one."""
+    one_token = workload.filters.max_output == 1
+    bounds = {"at_least": AT_LEAST, "at_most": AT_MOST} if one_token and mode == "round_robin" else {}
+    for figure in (name for name in STATS if not (one_token and name.endswith("E2E"))):
+        ratio = ratio_of([(here[figure], dynamo[figure]) for here, dynamo in pairs])
+        yield ClaimVerdict.of_ratio("dynamo", (*labels, figure), ratio, **bounds)
 
 
-def _verdicts(found: Mapping[str, Workload], runs: Runs, seeds: Sequence[int]) -> Iterator[ClaimVerdict]:
-    for (on, workload), (route, (mode, policy)), figure in product(found.items(), WAYS.items(), STATS):
-        if workload.filters.max_output == 1 and figure.endswith("E2E"):
-            continue  # the first token is the last one
-        pairs = [
-            (_here(workload, policy, runs, seed)[figure], runs[ReplayTask(workload, mode, seed)].stats[figure])
-            for seed in seeds
-        ]
-        same = mode == "round_robin" and workload.filters.max_output == 1
-        bounds = {"at_least": AT_LEAST, "at_most": AT_MOST} if same else {}
-        yield ClaimVerdict.of_ratio("dynamo", (on, route, figure), ratio_of(pairs), **bounds)
-
-
-def _means(found: Mapping[str, Workload], runs: Runs, seeds: Sequence[int]) -> list[tuple[str, ...]]:
-    rows = []
-    for on, workload in found.items():
-        for route, (mode, policy) in WAYS.items():
-            rows.append((on, "Dynamo", route, [runs[ReplayTask(workload, mode, seed)].stats for seed in seeds]))
-            rows.append((on, "here", route, [_here(workload, policy, runs, seed) for seed in seeds]))
-        rows.append((on, "here", f"by {OURS}", [_here(workload, OURS, runs, seed) for seed in seeds]))
-    return [(*labels, *_cells(stats)) for *labels, stats in rows]
-
-
-def _cells(stats: Sequence[Mapping[str, float]]) -> Iterator[str]:
+def _cells(stats: Sequence[Stats]) -> Iterator[str]:
     for name in STATS:
-        mean = fmean(one[name] for one in stats)
-        yield number(
-            mean, ".2f" if name.endswith("E2E") else ".0f" if name != "hit" else ".1f", 100 if name == "hit" else 1
-        )
+        form, factor = (".1f", 100) if name == "hit" else (".2f" if name.endswith("E2E") else ".0f", 1)
+        yield number(fmean(one[name] for one in stats), form, factor)

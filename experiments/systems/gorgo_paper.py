@@ -20,17 +20,16 @@ import numpy as np
 
 from experiments.comparison import MEASURES, ratio_between
 from experiments.fleets import paper_fleet
-from experiments.grid import Grid, SystemReport
-from experiments.published import Claim, Published, Source
-from experiments.runner import Runner, Runs
-from experiments.tables import TableSection
+from experiments.published import Claim, Published
+from experiments.reports import Grid, SystemReport
+from experiments.runner import Runner
+from experiments.tables import TableSection, number
 from experiments.windows import LEARNED, ONLINE, PolicyTask, Workload
 from gorgo.lab.rank import spearman
 from gorgo.lab.results import ResultRow
 from gorgo.lab.sim.engine.profiles import EngineProfile, find_profile
 from gorgo.lab.sim.fleet import QWEN_L40S
 from gorgo.lab.sim.scenarios import OTHER_PROFILE
-from gorgo.lab.simulate.compare import Ratio
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import OURS, PAPER, RANDOM
 
@@ -59,37 +58,26 @@ RunName: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedTable:
-    """Rows of one table on one window.
+    """Rows of one table on one window."""
 
-    Parameters
-    ----------
-    document, place, column:
-        As in `Source`; the column is the window's.
-    on:
-        What the runs are on.
-    trace, time_scale:
-        The shape that is like the window, and the load.
-    stats:
-        The seven figures by policy, or as many as the table has.
-    policy:
-        The paper's policy with the weights of the table, as in `WEIGHTED`.
-    """
-
-    document: str
+    document: str = "gorgo"  #: Document, place and column are as in `Published`; the column is the window's.
     place: str
     column: str
-    on: str
-    trace: str
+    on: str  #: What the runs are on.
+    trace: str  #: The shape that is like the window.
     time_scale: float
-    stats: Mapping[str, Stats]
-    policy: str = LEARNED
+    stats: Mapping[str, Stats]  #: The seven figures by policy, or as many as the table has.
+    policy: str = LEARNED  #: The paper's policy with the weights of the table, as in `WEIGHTED`.
+
+    @property
+    def others(self) -> list[str]:
+        return [policy for policy in self.stats if policy != PAPER]
 
 
 #: Table 2.
 WINDOWS = (
     PublishedTable(
-        document="gorgo", place="table 2", column="tuning window, Apr 5",
-        on="April 5", trace="art-chat-apr5", time_scale=1.0,
+        place="table 2", column="tuning window, Apr 5", on="April 5", trace="art-chat-apr5", time_scale=1.0,
         stats={
             PAPER: (673, 2514, 4473, 3.04, 8.91, 17.54, 17.6),
             AFFINITY: (712, 2428, 5190, 3.48, 18.27, 22.61, 20.2),
@@ -99,7 +87,7 @@ WINDOWS = (
         },
     ),
     PublishedTable(
-        document="gorgo", place="table 2", column="Apr 6", on="April 6", trace="art-chat-apr6", time_scale=2.0,
+        place="table 2", column="Apr 6", on="April 6", trace="art-chat-apr6", time_scale=2.0,
         stats={
             PAPER: (491, 1584, 2222, 1.80, 3.28, 4.37, 9.0),
             AFFINITY: (627, 1875, 3056, 2.01, 4.75, 7.34, 10.3),
@@ -109,7 +97,7 @@ WINDOWS = (
         },
     ),
     PublishedTable(
-        document="gorgo", place="table 2", column="Apr 7", on="April 7", trace="art-chat-apr7", time_scale=3.0,
+        place="table 2", column="Apr 7", on="April 7", trace="art-chat-apr7", time_scale=3.0,
         stats={
             PAPER: (398, 1417, 2061, 1.74, 3.36, 6.81, 9.3),
             AFFINITY: (457, 1522, 2402, 1.74, 3.92, 7.12, 9.3),
@@ -127,7 +115,7 @@ LOAD_SWEEP: Mapping[str, Mapping[float, tuple[float, float]]] = {
 }
 #: Table 5, another run of April 7 at half the load.
 HALF_LOAD = PublishedTable(
-    document="gorgo", place="table 5", column="Apr 7, time_scale 2", on="April 7, time scale 2", trace="art-chat-apr7",
+    place="table 5", column="Apr 7, time_scale 2", on="April 7, time scale 2", trace="art-chat-apr7",
     time_scale=2.0,
     stats={
         PAPER: (586, 1891, 3431, 2.38, 7.10, 12.58, 13.4),
@@ -139,8 +127,8 @@ HALF_LOAD = PublishedTable(
 )  # fmt: skip
 #: Table 6, WildChat with 32 open requests: TTFT p50, p95 and p99; no E2E is printed.
 WILDCHAT = PublishedTable(
-    document="gorgo", place="table 6", column="WildChat-4.8M, 32 open requests",
-    on="WildChat, 32 open", trace="wildchat-like", time_scale=1.0,
+    place="table 6", column="WildChat-4.8M, 32 open requests", on="WildChat, 32 open", trace="wildchat-like",
+    time_scale=1.0,
     stats={
         PAPER: (709, 1932, 3969),
         AFFINITY: (416, 1025, 1712),
@@ -156,8 +144,8 @@ WILDCHAT_ONLINE = replace(
 )  # fmt: skip
 #: The authors' later rerun on three H100, in place of which earlier pages had table 6.
 RERUN = PublishedTable(
-    document="gorgo rerun", place="note", column="WildChat, three H100, time_scale 2",
-    on="WildChat", trace="wildchat-like", time_scale=2.0, policy=RERUN_POLICY,
+    document="gorgo rerun", place="note", column="WildChat, three H100, time_scale 2", on="WildChat",
+    trace="wildchat-like", time_scale=2.0, policy=RERUN_POLICY,
     stats={PAPER: (215, 506, 728, 1.55, 2.42, 2.98, 10.1), RANDOM: (244, 611, 1166, 1.38, 2.51, 4.04, 8.4)},
 )  # fmt: skip
 RERUN_FULL_LOAD = replace(
@@ -167,8 +155,8 @@ RERUN_FULL_LOAD = replace(
 #: Table 7, reward hacking: with these weights the paper's policy sends all to the nearest replica. The paper says of
 #: that window only that it has 3,071 requests; the window whose load is nearest stands for it.
 HACKED = PublishedTable(
-    document="gorgo", place="table 7", column="Apr 2, w_queue 0",
-    on="queue weight 0", trace="art-chat-apr6", time_scale=2.0, policy=HACKED_POLICY,
+    place="table 7", column="Apr 2, w_queue 0", on="queue weight 0", trace="art-chat-apr6", time_scale=2.0,
+    policy=HACKED_POLICY,
     stats={
         PAPER: (180, 1072, 1810, 2.05, 12.49, 16.63, 14.1),
         AFFINITY: (268, 1715, 2947, 1.74, 3.88, 5.90, 10.8),
@@ -224,12 +212,10 @@ def named_tasks(profile: EngineProfile, h100: EngineProfile, seed: int) -> Itera
             yield (table.on, policy), task_of(table, policy, engine, seed)
     last = WINDOWS[-1]
     loads = [(policy, time_scale) for policy, loads in LOAD_SWEEP.items() for time_scale in loads]
-    loads += [(policy, HALF_LOAD.time_scale) for policy in HALF_LOAD.stats]
-    loads += [(policy, last.time_scale) for policy in last.stats]
-    for policy, time_scale in dict.fromkeys(loads):
-        for surge in (False, True):
-            table = replace(last, time_scale=time_scale, trace=SURGE if surge else last.trace)
-            yield (load_name(time_scale, surge=surge), policy), task_of(table, policy, profile, seed)
+    loads += [(policy, table.time_scale) for table in (HALF_LOAD, last) for policy in table.stats]
+    for (policy, time_scale), surge in product(dict.fromkeys(loads), (False, True)):
+        table = replace(last, time_scale=time_scale, trace=SURGE if surge else last.trace)
+        yield (load_name(time_scale, surge=surge), policy), task_of(table, policy, profile, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,25 +245,23 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:  
     """Run the paper's tables and return them beside the measured ones: medians over seeds."""
     engine, h100 = find_profile(QWEN_L40S), find_profile(OTHER_PROFILE)
     by_seed = [
-        {
-            name: replace(task, workload=task.workload.first(grid.first_requests))
-            for name, task in named_tasks(engine, h100, seed)
-        }
-        for seed in grid.seeds
+        {name: replace(task, workload=task.workload.first(grid.first_requests)) for name, task in named}
+        for named in (named_tasks(engine, h100, seed) for seed in grid.seeds)
     ]
     tasks = list(dict.fromkeys(task for named in by_seed for task in named.values()))
     runs = runner.runs(tasks, title="paper's tables")
     found = {name: median_stats([stats_of(runs[named[name]].row) for named in by_seed]) for name in by_seed[0]}
+    surged = [(load_name(one.time_scale, surge=True), one) for one in (WINDOWS[-1], HALF_LOAD)]
     tables = {
-        "stats": [row for window in WINDOWS for row in _stats_rows(window.on, window, found)],
+        "stats": [row for one in WINDOWS for row in _stats_rows(one.on, one, found)],
         "sweep": list(_sweep(found)),
         "half_load": list(_stats_rows(HALF_LOAD.on, HALF_LOAD, found)),
-        "surge": [
-            row
-            for table in (WINDOWS[-1], HALF_LOAD)
-            for row in _stats_rows(load_name(table.time_scale, surge=True), table, found)
-        ],
+        "surge": [row for on, one in surged for row in _stats_rows(on, one, found)],
         "surge_sweep": list(_sweep(found, surge=True)),
+    }
+    hits = {
+        one.on: {policy: mean(runs[named[one.on, policy]].row.cache_hit for named in by_seed) for policy in one.stats}
+        for one in WINDOWS
     }
     rows: dict[str, Any] = {
         "profile": engine.name,
@@ -285,12 +269,7 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:  
         **{name: [asdict(row) for row in some] for name, some in tables.items()},
         "windows": [_window(one, [row for row in tables["stats"] if row.window == one.on]) for one in WINDOWS],
         "claims": list(_ratios(found)),
-        "hits": {
-            one.on: {
-                policy: mean(runs[named[one.on, policy]].row.cache_hit for named in by_seed) for policy in one.stats
-            }
-            for one in WINDOWS
-        },
+        "hits": hits,
     }
     met = sum(row.met for row in tables["stats"])
     ordered = sum((row["rho"] or 0.0) >= RHO_MIN for row in rows["windows"])
@@ -317,11 +296,12 @@ def _sweep(found: Mapping[RunName, Stats], *, surge: bool = False) -> Iterator[F
 
 def _window(window: PublishedTable, rows: Sequence[FigureRow]) -> dict[str, Any]:
     """Return simulated over measured as geometric means over policies, and Spearman's rho of their p95 TTFT."""
-    order = [row for row in rows if row.figure == "TTFT p95"]
+    by_figure = {name: [row for row in rows if row.figure == name] for name in FIGURE_NAMES}
+    order = by_figure["TTFT p95"]
     return {
         "window": window.on,
         "fitted": window.on in FITTED_ON,
-        "ratios": {name: _geometric([row.ratio for row in rows if row.figure == name]) for name in FIGURE_NAMES},
+        "ratios": {name: _geometric([row.ratio for row in some]) for name, some in by_figure.items()},
         "ratio": _geometric([row.ratio for row in rows]),
         "within": mean(row.met for row in rows),
         "rho": spearman(np.array([row.simulated for row in order]), np.array([row.measured for row in order])),
@@ -337,21 +317,20 @@ def _ratios(found: Mapping[RunName, Stats]) -> Iterator[dict[str, Any]]:
     compared = [
         *((window, AFFINITY, P95) for window in WINDOWS),
         *((_sweep_table(scale), other, P95) for other in (AFFINITY, "least-request") for scale in LOAD_SWEEP[other]),
-        *((HALF_LOAD, other, P95) for other in _others(HALF_LOAD)),
+        *((HALF_LOAD, other, P95) for other in HALF_LOAD.others),
         (RERUN, RANDOM, range(len(FIGURE_NAMES))),
-        *((HACKED, other, P95) for other in _others(HACKED)),
+        *((HACKED, other, P95) for other in HACKED.others),
     ]
     for table, against, places in compared:
-        for place in places:
-            if (table.on, against) in found:
-                yield {
-                    "on": f"{table.on}, table 5" if table is HALF_LOAD else table.on,
-                    "of": PAPER,
-                    "against": against,
-                    "figure": FIGURE_NAMES[place],
-                    "published": table.stats[PAPER][place] / table.stats[against][place],
-                    "simulated": found[table.on, PAPER][place] / found[table.on, against][place],
-                }
+        for place in places if (table.on, against) in found else ():
+            yield {
+                "on": f"{table.on}, table 5" if table is HALF_LOAD else table.on,
+                "of": PAPER,
+                "against": against,
+                "figure": FIGURE_NAMES[place],
+                "published": table.stats[PAPER][place] / table.stats[against][place],
+                "simulated": found[table.on, PAPER][place] / found[table.on, against][place],
+            }
 
 
 def _sweep_table(time_scale: float) -> PublishedTable:
@@ -363,40 +342,27 @@ def _sweep_table(time_scale: float) -> PublishedTable:
     )  # fmt: skip
 
 
-def _others(table: PublishedTable) -> list[str]:
-    return [policy for policy in table.stats if policy != PAPER]
-
-
 def _sections(rows: Mapping[str, Any], tables: Mapping[str, Sequence[FigureRow]]) -> Iterator[TableSection]:
-    yield TableSection(
-        "Table 2: simulated (measured); * is more than 30 % off",
-        ("window", "policy", *FIGURE_NAMES, "hits"),
-        [(*row, f"{rows['hits'][row[0]][row[1]]:.0%}") for row in _by_run(tables["stats"])],
-    )
-    yield TableSection(
-        "Simulated / measured, geometric mean over policies",
-        ("window", "fitted on", *FIGURE_NAMES, "all", "within 30 %", "rho"),
-        [
-            (one["window"], "yes" if one["fitted"] else "held out",
-             *(f"{ratio:.2f}" for ratio in one["ratios"].values()),
-             f"{one['ratio']:.3f}", f"{one['within']:.0%}", "-" if one["rho"] is None else f"{one['rho']:.1f}")
-            for one in rows["windows"]
-        ],
-    )  # fmt: skip
+    hits = [(*row, f"{rows['hits'][row[0]][row[1]]:.0%}") for row in _by_run(tables["stats"])]
+    title = "Table 2: simulated (measured); * is more than 30 % off"
+    yield TableSection(title, ("window", "policy", *FIGURE_NAMES, "hits"), hits)
+    windows = [
+        (one["window"], "yes" if one["fitted"] else "held out", *(f"{ratio:.2f}" for ratio in one["ratios"].values()),
+         f"{one['ratio']:.3f}", f"{one['within']:.0%}", number(one["rho"], ".1f"))
+        for one in rows["windows"]
+    ]  # fmt: skip
+    title = "Simulated / measured, geometric mean over policies"
+    yield TableSection(title, ("window", "fitted on", *FIGURE_NAMES, "all", "within 30 %", "rho"), windows)
     for title, name in (("Table 3, load sweep", "sweep"), ("Table 3, with a surge", "surge_sweep")):
         cells = [(row.window, row.policy, row.figure, row.cell) for row in tables[name]]
         yield TableSection(f"{title}: simulated (measured)", ("on", "policy", "figure", "simulated (measured)"), cells)
     for title, name in (("Table 5", "half_load"), ("April 7 of tables 2 and 5, with a surge", "surge")):
         some = list(_by_run(tables[name]))
         yield TableSection(f"{title}: simulated (measured); * as above", ("on", "policy", *FIGURE_NAMES), some)
-    yield TableSection(
-        "The paper's claims",
-        ("on", "of", "against", "figure", "published", "simulated"),
-        [
-            (one["on"], one["of"], one["against"], one["figure"], f"{one['published']:.2f}", f"{one['simulated']:.2f}")
-            for one in rows["claims"]
-        ],
-    )
+    header = ("on", "of", "against", "figure", "published", "simulated")
+    claimed = [(*(one[name] for name in header[:4]), *(f"{one[name]:.2f}" for name in header[4:]))
+               for one in rows["claims"]]  # fmt: skip
+    yield TableSection("The paper's claims", header, claimed)
 
 
 def _by_run(stats: Sequence[FigureRow]) -> Iterator[tuple[str, ...]]:
@@ -428,28 +394,20 @@ def claims(grid: Grid) -> list[Claim]:
 
 def _claims(table: PublishedTable, workload: Workload, grid: Grid) -> Iterator[Claim]:
     units = {1: "ms", 4: "s"}
-    ratio = partial(_ratio_of, workload, grid)
-    for against, place in product(_others(table), P95):
-        if place >= len(table.stats[PAPER]):
-            continue
-        theirs, baseline = table.stats[PAPER][place], table.stats[against][place]
-        column = f"{table.column}, {FIGURE_NAMES[place]}"
-        source = Source(table.document, table.place, f"GORGO over {against}", column)
-        text = f"{theirs:g} over {baseline:g} {units[place]}"
-        policies = (table.policy, against, OURS)
+    printed = [place for place in P95 if place < len(table.stats[PAPER])]
+    for against, place in product(table.others, printed):
+        theirs, baseline, figure = table.stats[PAPER][place], table.stats[against][place], MEASURED[place]
+        by_policy = {policy: [PolicyTask(workload, policy, seed) for seed in grid.seeds]
+                     for policy in (table.policy, against, OURS)}  # fmt: skip
         yield Claim(
-            system=TITLE,
-            on=workload.name,
-            figure=f"{MEASURED[place]}, {ONLINE if table.policy == ONLINE else PAPER} / {against}",
-            published=Published.of(f"{theirs / baseline:.3f}", source, text),
-            tasks=[PolicyTask(workload, policy, seed) for seed in grid.seeds for policy in policies],
-            reproduced=partial(ratio, table.policy, against, MEASURED[place]),
-            ours=partial(ratio, OURS, against, MEASURED[place]),
-            ours_name=OURS,
+            system=TITLE, on=workload.name,
+            figure=f"{figure}, {ONLINE if table.policy == ONLINE else PAPER} / {against}",
+            published=Published.of(
+                table.document, table.place, f"GORGO over {against}", f"{table.column}, {FIGURE_NAMES[place]}",
+                f"{theirs / baseline:.3f}", f"{theirs:g} over {baseline:g} {units[place]}",
+            ),
+            tasks=[task for of_seed in zip(*by_policy.values(), strict=True) for task in of_seed],
+            reproduced=partial(ratio_between, by_policy[table.policy], by_policy[against], MEASURES[figure]),
+            ours=partial(ratio_between, by_policy[OURS], by_policy[against], MEASURES[figure]), ours_name=OURS,
             note="the window of April 2 is not known; April 6 stands for it" if table is HACKED else "",
-        )
-
-
-def _ratio_of(workload: Workload, grid: Grid, of: str, against: str, figure: str, runs: Runs) -> Ratio | None:
-    tasks, others = ([PolicyTask(workload, name, seed) for seed in grid.seeds] for name in (of, against))
-    return ratio_between(tasks, others, MEASURES[figure], runs)
+        )  # fmt: skip

@@ -13,20 +13,20 @@ policy without the terms `room` and `shared`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
+from typing import cast
 
-from experiments.grid import Grid, SystemReport
+from experiments.reports import FigureColumn, Grid, SystemReport, target_report
 from experiments.runner import Experiment, Runner
-from experiments.systems.policies import report_on
 from experiments.systems.tuner_claims import HEADER as TUNER_HEADER
-from experiments.systems.tuner_claims import part_ratio, ttft
+from experiments.systems.tuner_claims import part_ratio, shown_weights, ttft
 from experiments.tables import ClaimVerdict, sections
 from experiments.tuning import Search, TuningTask, Windows
 from experiments.windows import SHORT_SIGHTED, RatioTarget, Workload, targets_of
-from gorgo.lab.datasets import AgentsShape, HerdShape
+from gorgo.lab.datasets import AgentsShape, HerdShape, read_shape, shapes
 from gorgo.lab.results import load_text
 from gorgo.lab.simulate import FLOOR, PINNED
 from gorgo.lab.simulate.compare import ratio_of
@@ -47,10 +47,7 @@ TUNER = "herd-tuner"
 OTHERS = (PAPER, "prefix-cache-and-load", "mooncake", "lmetric", "dualmap", "skywalker", "preble-e2")
 ONE_REGION, THREE_REGIONS, QUARTER = "8x1xH100", "6x1xH100", 0.25
 GAPS_S, LONG_GAP_S, SYSTEM_PROMPTS = (0.4, 1.5, 4.0), 15.0, (1, 3, 10)
-HERD = HerdShape(
-    seed=0, sessions=61, rounds=12, groups=1, gap_s=1.5, system_tokens=8192, question_tokens=1948, output_tokens=100,
-    leaving_share=0.0,
-)  # fmt: skip
+HERD = cast(HerdShape, read_shape(shapes()["herd"]))
 #: Share of the sessions that end before each round.
 LEAVING = 0.15
 #: A third ask once, the others take nine turns on average, of the lengths of the herd's; no bursts.
@@ -69,16 +66,11 @@ ARRIVALS: Sequence[tuple[str, float, float]] = (
 OF_FLOOR, OF_PINNED, OF_OTHERS = 1.1, 1.1, 1.03
 MEAN, P95, P99 = "mean TTFT", "p95 TTFT", "p99 TTFT"
 #: Of the policy without `room` and `shared`: where the pools hold all sessions, and where they do not.
-OF_BEFORE: Mapping[str, Sequence[tuple[str, float]]] = {
-    "herd": ((MEAN, 1.0), (P95, 1.0), (P99, 1.0)),
-    "herd-pools": ((MEAN, 0.85), (P95, 1.03), (P99, 1.03)),
-    "herd-regions": ((MEAN, 0.85), (P95, 1.03), (P99, 1.03)),
-    "herd-regions-pools": ((MEAN, 0.85), (P95, 1.03), (P99, 1.03)),
-}
-MEANS_HEADER = ("on", "policy", "TTFT mean ms", "p50", "p95", "p99", "E2E p95 s", "hit %", "largest share %")
-MEANS: Sequence[tuple[str, str, float]] = (
-    ("mean TTFT", ".0f", 1), ("p50 TTFT", ".0f", 1), ("p95 TTFT", ".0f", 1), ("p99 TTFT", ".0f", 1),
-    ("p95 E2E", ".2f", 1), ("hit", ".1f", 100), ("largest share", ".0f", 100),
+OF_BEFORE, OF_BEFORE_QUARTERED = ((MEAN, 1.0), (P95, 1.0), (P99, 1.0)), ((MEAN, 0.85), (P95, 1.03), (P99, 1.03))
+MEANS: Sequence[FigureColumn] = (
+    ("TTFT mean ms", "mean TTFT", ".0f", 1), ("p50", "p50 TTFT", ".0f", 1), ("p95", "p95 TTFT", ".0f", 1),
+    ("p99", "p99 TTFT", ".0f", 1), ("E2E p95 s", "p95 E2E", ".2f", 1), ("hit %", "hit", ".1f", 100),
+    ("largest share %", "largest share", ".0f", 100),
 )  # fmt: skip
 #: The search of a window, and the loads: the herd's own, and four times that.
 SEARCH, SEARCH_SCALES = Search(candidates=12, seeds=2, held_out_seeds=6), (1.0, 0.25)
@@ -93,7 +85,6 @@ def herd(groups: int, gap_s: float, *, leaving_share: float = 0.0) -> Workload:
 
 
 def agents(sessions_per_s: float) -> Workload:
-    """Return agents' sessions at a rate."""
     shape = replace(AGENTS, sessions_per_s=sessions_per_s)
     return Workload(name=f"agents, {sessions_per_s:g} sessions/s", traces=("agents",), shape=shape)
 
@@ -107,24 +98,23 @@ def all_targets() -> list[RatioTarget]:
         "herd-regions": [one.on(THREE_REGIONS) for one in steady],
         "herd-regions-pools": [one.on(THREE_REGIONS, pool_share=QUARTER) for one in steady],
     }
+    of_others = (MEAN, OF_OTHERS), (P95, OF_OTHERS)
     found: list[RatioTarget] = []
     for group, workloads in places.items():
         if group == "herd":
             found += targets_of(group, workloads, (FLOOR,), (MEAN, OF_FLOOR), (P95, OF_FLOOR))
+            found += targets_of(group, workloads, (SHORT_SIGHTED,), *OF_BEFORE)
         else:
             found += targets_of(group, workloads, (PINNED,), (MEAN, OF_PINNED))
-        found += targets_of(group, workloads, (SHORT_SIGHTED,), *OF_BEFORE[group])
-        found += targets_of(group, workloads, OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
-    return [*found, *_changing()]
-
-
-def _changing() -> Iterator[RatioTarget]:
-    changing = [herd(groups, 1.5, leaving_share=LEAVING) for groups in SYSTEM_PROMPTS]
-    places = product((ONE_REGION, THREE_REGIONS), (1.0, QUARTER))
-    workloads = [one.on(fleet, pool_share=share) for fleet, share in places for one in changing]
+            found += targets_of(group, workloads, (SHORT_SIGHTED,), *OF_BEFORE_QUARTERED)
+        found += targets_of(group, workloads, OTHERS, *of_others)
+    changing = [
+        herd(groups, 1.5, leaving_share=LEAVING).on(fleet, pool_share=share)
+        for fleet, share, groups in product((ONE_REGION, THREE_REGIONS), (1.0, QUARTER), SYSTEM_PROMPTS)
+    ]
     arrivals = [agents(rate).on(fleet, pool_share=share) for fleet, share, rate in ARRIVALS]
-    yield from targets_of("herd-changing", [*workloads, *arrivals], OTHERS, (MEAN, OF_OTHERS), (P95, OF_OTHERS))
-    yield from targets_of("herd-changing", arrivals, (PINNED,), (MEAN, OF_PINNED))
+    found += targets_of("herd-changing", [*changing, *arrivals], OTHERS, *of_others)
+    return [*found, *targets_of("herd-changing", arrivals, (PINNED,), (MEAN, OF_PINNED))]
 
 
 def tuner(seeds: Sequence[int]) -> Experiment:
@@ -141,7 +131,7 @@ def tuner(seeds: Sequence[int]) -> Experiment:
         shares = [(one.tail.max_share or 0.0, one.whole.max_share or 0.0) for one in found]
         moved = sum(one.accepted for one in found)
         after, before = (fmean(part) for part in zip(*shares, strict=True))
-        weights = "; ".join(", ".join(f"{name} {value:.3g}" for name, value in one.weights.items()) for one in found)
+        weights = "; ".join(shown_weights(one.weights) for one in found)
         text = f"herd, {load_text(scale)}: {PAPER} searched by the twin / start"
         notes = (f"moved in {moved} of {len(found)}: {weights}", f"largest share {after:.2f} after {before:.2f}")
         ratios = part_ratio([(one.tail, one.whole) for one in found], ttft), ratio_of(shares)
@@ -151,11 +141,9 @@ def tuner(seeds: Sequence[int]) -> Experiment:
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run what the groups need, and return their tables."""
-    targets = [one.first(grid.first_requests) for one in all_targets() if one.group in groups]
     verdicts = runner.verdicts(tuner(grid.seeds), title=TUNER) if TUNER in groups else []
     rows, tables = [verdict.as_json() for verdict in verdicts], sections(verdicts, TUNER_HEADER, TITLES)
-    if not targets:
+    if set(groups) == {TUNER}:
         return SystemReport(sections=tables, end=f"{len(grid.seeds)} seeds, all simulated.", rows=rows)
-    found = report_on(targets, grid.seeds, runner, titles=TITLES, means=(MEANS_HEADER, MEANS))
+    found = target_report(all_targets(), groups, grid, runner, TITLES, MEANS)
     return replace(found, sections=[*found.sections, *tables], rows=[*found.rows, *rows])

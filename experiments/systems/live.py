@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -33,7 +33,7 @@ import yaml
 from experiments.aiperf import replay_records, run_aiperf, trace_lines
 from experiments.comparison import MEASURES
 from experiments.environments import InstallError, installed
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport
 from experiments.runner import Runner, run_key
 from experiments.systems.dynamo import dynamo_environment
 from experiments.systems.herd import HERD
@@ -93,18 +93,16 @@ AIPERF = "aiperf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Requests of a kind, some half a minute of them; `trace` None is a herd of sessions."""
+    """Requests of a kind, some half a minute of them."""
 
     name: str
-    trace: str | None = None
+    trace: str | None = None  #: None is a herd of sessions.
     filters: TraceFilters
     time_scale: float
     herd: HerdShape = HERD
-    #: Whether aiperf sends it, and not `gorgo replay`.
-    by_aiperf: bool = False
+    by_aiperf: bool = False  #: Whether aiperf sends it, and not `gorgo replay`.
 
     def scaled(self, factor: float) -> Traffic:
-        """Return the same with so many times the requests."""
         return replace(self, filters=replace(self.filters, limit=max(2, round((self.filters.limit or 0) * factor))))
 
     def requests(self, seed: int) -> Sequence[TraceRequest]:
@@ -160,30 +158,22 @@ def gorgo_picker(place: LivePlace) -> Launch:
     return envoy.launch_envoy(place, whole, {config: envoy.picker_command(config)}, "gorgo picker, gorgo-ms")
 
 
-def smg(place: Place) -> Launch:
-    return _cache_aware(SMG, ["smg", "launch"], place)
+def _cache_aware(requirement: str, *words: str) -> Callable[[LivePlace], Launch]:
+    """Return what launches one of the routers that began as sglang-router, by its command."""
 
+    def launch(place: LivePlace) -> Launch:
+        program, *command = words
+        command += ["--host", "127.0.0.1", "--port", str(place.port), "--policy", "cache_aware", "--log-level", "error"]
+        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--worker-urls"]
+        command = [str(_installed(requirement) / program), *command, *_urls(place)]
+        return Launch(arguments=command, environment={}, version=f"{requirement} cache_aware")
 
-def vllm_router(place: Place) -> Launch:
-    return _cache_aware(VLLM_ROUTER, ["vllm-router"], place)
-
-
-def _cache_aware(requirement: str, command: Sequence[str], place: Place) -> Launch:
-    """Launch one of the routers that began as sglang-router, by its command."""
-    program, *words = command
-    words += ["--host", "127.0.0.1", "--port", str(place.port), "--policy", "cache_aware", "--log-level", "error"]
-    words += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--worker-urls", *_urls(place)]
-    return Launch(
-        arguments=[str(_installed(requirement) / program), *words], environment={}, version=f"{requirement} cache_aware"
-    )
+    return launch
 
 
 def dynamo_frontend(place: LivePlace) -> Launch:
     """Dynamo's frontend with its KV router, which hears from the mockers what they have cached."""
-    try:
-        python = dynamo_environment().python
-    except InstallError as error:
-        raise UnavailableError(str(error)) from error
+    python = dynamo_environment().python
     options = ["--router-mode", "kv", "--router-min-initial-workers", str(len(place.replicas))]
     return Launch(
         arguments=[str(python), *frontend_command(place.port, *options)],
@@ -200,11 +190,8 @@ def litellm(place: Place) -> Launch:
     config = place.folder / "litellm.yaml"
     # Without a key of its administrator it starts only if it may: it listens on loopback.
     keyless = {"dangerously_permit_weak_or_unset_master_key": True}
-    document = {
-        "model_list": models,
-        "router_settings": {"routing_strategy": "least-busy"},
-        "general_settings": keyless,
-    }
+    routing = {"routing_strategy": "least-busy"}
+    document = {"model_list": models, "router_settings": routing, "general_settings": keyless}
     config.write_text(yaml.safe_dump(document))
     return Launch(
         arguments=[str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(place.port)],
@@ -217,8 +204,8 @@ ROUTERS: Mapping[str, Callable[[LivePlace], Launch]] = {
     "gorgo serve": gorgo_serve,
     "gorgo picker behind Envoy": gorgo_picker,
     "sglang-router": sglang_router,
-    "smg": smg,
-    "vllm-router": vllm_router,
+    "smg": _cache_aware(SMG, "smg", "launch"),
+    "vllm-router": _cache_aware(VLLM_ROUTER, "vllm-router"),
     "LiteLLM": litellm,
     "Envoy, least request": envoy.plain,
     "nginx, in turn": nginx,
@@ -230,11 +217,9 @@ def _regions(place: LivePlace) -> Path:
     """Write what `gorgo` knows of the fleet: the engines' prefill speed, as the policy's page says."""
     config, engines = place.folder / "regions.yaml", place.engines
     layout = FleetLayout(
-        profile=LAYOUT.profile,
-        round_trip_ms=LAYOUT.round_trip_ms,
+        profile=LAYOUT.profile, round_trip_ms=LAYOUT.round_trip_ms, capacity=engines.capacity,
         replicas=dict.fromkeys(engines.urls, "local"),
-        capacity=engines.capacity,
-    )
+    )  # fmt: skip
     write_config(config, OURS, 0, layout, engines.urls)
     document = yaml.safe_load(config.read_text())
     document["proxy"] |= {"bind": f"127.0.0.1:{place.port}", "admin_bind": f"127.0.0.1:{free_port()}"}
@@ -248,11 +233,8 @@ def _urls(place: Place) -> list[str]:
 
 
 def _installed(requirement: str, *beside: str) -> Path:
-    """Return the folder of the programs of a requirement."""
-    try:
-        return installed(f"router-{requirement.replace('==', '-')}", [requirement, *beside]).folder / "bin"
-    except InstallError as error:
-        raise UnavailableError(str(error)) from error
+    """Return the folder of the programs of a requirement; raises `InstallError`."""
+    return installed(f"router-{requirement.replace('==', '-')}", [requirement, *beside]).folder / "bin"
 
 
 # -- fleets
@@ -260,29 +242,15 @@ def _installed(requirement: str, *beside: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFleet:
-    """Engines of a group, the routers that stand before them, and the traffic.
+    """Engines of a group, the routers that stand before them, and the traffic."""
 
-    Parameters
-    ----------
-    group, title:
-        Of the table that has its rows.
-    started:
-        Runs the engines, by a folder and a seed.
-    installed:
-        Makes what they need; raises `InstallError`.
-    routers, traffics:
-        By name; the kinds of traffic depend on the file of the conversation trace.
-    anew:
-        Whether the engines start anew for each router.
-    """
-
-    group: str
+    group: str  #: Of the table that has its rows, as the title.
     title: str
-    started: Callable[[Path, int], AbstractContextManager[Engines]]
-    installed: Callable[[], object]
+    started: Callable[[Path, int], AbstractContextManager[Engines]]  #: Runs the engines, by a folder and a seed.
+    installed: Callable[[], object]  #: Makes what they need; raises `InstallError`.
     routers: Sequence[str]
-    traffics: Callable[[str | None], Sequence[Traffic]]
-    anew: bool = False
+    traffics: Callable[[str | None], Sequence[Traffic]]  #: Depends on the file of the conversation trace.
+    anew: bool = False  #: Whether the engines start anew for each router.
 
 
 #: Before engines that are slow to start: each of these routers stands for others.
@@ -412,13 +380,9 @@ def _measured(traffic: Traffic, seed: int, place: LivePlace, router: int) -> dic
     engines, requests = place.engines, traffic.requests(seed)
     engines.empty_caches()
     options = ReplayOptions(
-        trace=Path(traffic.trace or "herd"),
-        url=f"http://127.0.0.1:{place.port}",
-        time_scale=traffic.time_scale,
-        model=MODEL,
-        show_progress=False,
-        request_timeout_s=REQUEST_TIMEOUT_S,
-    )
+        trace=Path(traffic.trace or "herd"), url=f"http://127.0.0.1:{place.port}", time_scale=traffic.time_scale,
+        model=MODEL, show_progress=False, request_timeout_s=REQUEST_TIMEOUT_S,
+    )  # fmt: skip
     before, cpu_s = engines.totals(), measure.cpu_times(measure.process_tree(router))[0]
     half_s = requests[-1].timestamp_s * traffic.time_scale / 2
     killed = next(iter(engines.urls)) if traffic.name == KILLED else None
@@ -481,16 +445,18 @@ def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
     runs = runner.runs(tasks, title=TITLE)
     missing |= {f"{name} before {task.fleet}": why for task, run in runs.items() for name, why in run.silent.items()}
     rows = [row for run in runs.values() for row in run.rows]
-    sections = []
-    for group, title in {fleet.group: fleet.title for fleet in fleets.values()}.items():
-        found = [row for row in rows if FLEETS[row.fleet].group == group]
-        sections.append(TableSection(f"{TITLE}: {title}", HEADER, list(_lines(found))))
+    tables = [
+        TableSection(
+            f"{TITLE}: {title}", HEADER, list(_lines([one for one in rows if FLEETS[one.fleet].group == group]))
+        )
+        for group, title in {fleet.group: fleet.title for fleet in fleets.values()}.items()
+    ]
     if "live" in groups:
         missing |= {f"{name} before gorgo engine": why for name, why in NEVER.items()}
     lines = [f"SKIPPED {name}: {why}" for name, why in missing.items()]
     lines.append(f"{len(grid.seeds)} rounds, real processes in wall time; {measure.describe_machine()}.")
     as_json = [{**asdict(one), "row": one.row.as_json()} for one in rows]
-    return SystemReport(sections=sections, end="\n\n".join(lines), rows=as_json)
+    return SystemReport(sections=tables, end="\n\n".join(lines), rows=as_json)
 
 
 def _tasks(name: str, grid: Grid, missing: Collection[str]) -> Iterator[LiveTask]:
@@ -529,11 +495,12 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _lines(found: Sequence[LiveRow]) -> Iterator[tuple[str, ...]]:
+def _lines(rows: Iterable[LiveRow]) -> Iterator[tuple[str, ...]]:
+    found = list(rows)
     traffics, routers = (dict.fromkeys(getattr(row, name) for row in found) for name in ("traffic", "router"))
     for traffic, router in product(traffics, routers):
-        if rows := [row for row in found if (row.traffic, row.router) == (traffic, router)]:
-            yield traffic, router, *_cells(rows)
+        if some := [row for row in found if (row.traffic, row.router) == (traffic, router)]:
+            yield traffic, router, *_cells(some)
 
 
 def _cells(found: Sequence[LiveRow]) -> Iterator[str]:
@@ -541,11 +508,14 @@ def _cells(found: Sequence[LiveRow]) -> Iterator[str]:
     yield f"{sum(row.n for row in rows)}"
     yield f"{sum(row.errors for row in rows)}"
     for name, form in (("mean TTFT", ".0f"), ("p50 TTFT", ".0f"), ("p95 TTFT", ".0f"), ("p95 E2E", ".2f")):
-        values = [value for row in rows if (value := MEASURES[name](row)) is not None]
-        yield number(fmean(values) if values else None, form)
-    yield f"{100 * fmean(one.hit for one in found):.1f}"
-    yield f"{100 * fmean(one.share for one in found):.0f}"
-    for name, form in (("cpu_ms", ".2f"), ("event_us", ".0f")):
-        costs = [cost for one in found if (cost := getattr(one, name)) is not None]
-        yield number(fmean(costs) if costs else None, form)
-    yield f"{fmean(row.slip_ms_p95 or 0.0 for row in rows):.1f}"
+        yield _mean([MEASURES[name](row) for row in rows], form)
+    yield _mean([one.hit for one in found], ".1f", 100)
+    yield _mean([one.share for one in found], ".0f", 100)
+    yield _mean([one.cpu_ms for one in found], ".2f")
+    yield _mean([one.event_us for one in found], ".0f")
+    yield _mean([row.slip_ms_p95 or 0.0 for row in rows], ".1f")
+
+
+def _mean(values: Sequence[float | None], form: str, factor: float = 1) -> str:
+    known = [value for value in values if value is not None]
+    return number(fmean(known) if known else None, form, factor)

@@ -50,34 +50,17 @@ _PLANES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-pla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """Running engines, by name.
+    """Running engines, by name."""
 
-    Parameters
-    ----------
-    urls:
-        Where each answers.
-    counters:
-        What its counters of requests, tokens of prompts, cached and generated ones are called.
-    pages:
-        Where they are, if not at its URL: some addresses of each, whose counters are added up.
-    flush:
-        The path that empties its cache; empty: nothing does.
-    capacity:
-        What `gorgo` is told of each.
-    router_port, environment:
-        Of a router that belongs to these engines: where it listens, and how it finds them.
-    processes, config:
-        Of engines that can be killed, and start again.
-    """
-
-    urls: Mapping[str, str]
-    counters: Sequence[str] = ()
+    urls: Mapping[str, str]  #: Where each answers.
+    counters: Sequence[str] = ()  #: What its counters of requests, tokens of prompts, cached and generated are called.
+    #: Where they are, if not at its URL: some addresses of each, whose counters are added up.
     pages: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    flush: str = ""
-    capacity: Mapping[str, float] = field(default_factory=dict)
-    router_port: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    processes: Processes | None = None
+    flush: str = ""  #: The path that empties its cache; empty: nothing does.
+    capacity: Mapping[str, float] = field(default_factory=dict)  #: What `gorgo` is told of each.
+    router_port: int | None = None  #: Of a router that belongs to these engines: where it listens.
+    environment: Mapping[str, str] = field(default_factory=dict)  #: How that router finds them.
+    processes: Processes | None = None  #: Of engines that can be killed, and start again, with their configuration.
     config: Path | None = None
 
     @property
@@ -123,13 +106,10 @@ def gorgo_engines(folder: Path, seed: int) -> Iterator[Engines]:
     names = ("num_requests", "prompt_tokens", "cached_tokens", "generation_tokens")
     with Processes(folder, {**os.environ, "PYTHONUNBUFFERED": "1"}) as processes:
         yield Engines(
-            urls=start_engines(processes, config, LAYOUT.replicas, timeout_s=READY_S),
-            counters=[f"sglang:{name}_total" for name in names],
-            flush="/flush_cache",
-            capacity=LAYOUT.capacity,
-            processes=processes,
+            urls=start_engines(processes, config, LAYOUT.replicas, timeout_s=READY_S), flush="/flush_cache",
+            counters=[f"sglang:{name}_total" for name in names], capacity=LAYOUT.capacity, processes=processes,
             config=config,
-        )
+        )  # fmt: skip
 
 
 @contextmanager
@@ -149,11 +129,8 @@ def vllm_engines(folder: Path, seed: int) -> Iterator[Engines]:
         for server in servers:
             body = {"model": MODEL, "prompt": "ba" * 1_000, "max_tokens": 4}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=READY_S, trust_env=False).raise_for_status()
-        yield Engines(
-            urls={f"engine-{number}": server.url for number, server in enumerate(servers)},
-            counters=[f"vllm:{name}_total" for name in names],
-            flush="/reset_prefix_cache",
-        )
+        urls = {f"engine-{number}": server.url for number, server in enumerate(servers)}
+        yield Engines(urls=urls, counters=[f"vllm:{name}_total" for name in names], flush="/reset_prefix_cache")
 
 
 @contextmanager
@@ -167,12 +144,9 @@ def mockers(folder: Path, seed: int) -> Iterator[Engines]:
             processes.start_command(f"{name}-frontend", command)
         for name in urls:
             processes.wait_for_line(f"{name}-frontend", "completion endpoints enabled", timeout_s=READY_S)
+        pages = {name: [systems[name], url] for name, url in urls.items()}
         yield Engines(
-            urls=urls,
-            counters=_MOCKER_COUNTERS,
-            pages={name: [systems[name], url] for name, url in urls.items()},
-            capacity=LAYOUT.capacity,
-            environment=environment,
+            urls=urls, counters=_MOCKER_COUNTERS, pages=pages, capacity=LAYOUT.capacity, environment=environment
         )
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import exp, inf
 
 from experiments.comparison import VariantComparison
-from experiments.grid import Grid, SystemReport
 from experiments.pictures import Pictured
-from experiments.published import Claim, Published, Source
-from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, router_report, routers
+from experiments.published import Claim, Published
+from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, Grid, SystemReport, claims_of, routers, variant_report
 from experiments.runner import Runner
-from experiments.traffic import Phase, PhasedTraffic
+from experiments.traffic import PhasedTraffic, one_phase
 from gorgo.lab.datasets import GroupsShape
 from gorgo.lab.sim.kv_events import CacheReports
 
@@ -28,7 +28,13 @@ LOAD_PREFIX, TUNED_PREFIX = "load-prefix 1:1:1", "load-prefix 3:2:2"
 CHATS = 2000
 PER_TOKEN = "mean E2E/token"
 #: Rate of each of llm-d's scenarios on the simulated fleet, 1/s, and of the ShareGPT-like traffic.
-RATES, SHAREGPT_RATE = {"A": 30.0, "B": 9.0, "C": 10.0, "D": 4.0}, 60.0
+RATES, SHAREGPT, SHAREGPT_RATE = {"A": 30.0, "B": 9.0, "C": 10.0, "D": 4.0}, "ShareGPT-like", 60.0
+FLEET = "10x2xH100"
+#: Its guards.
+GATES = tuple(f"predicted-latency, {one}" for one in (
+    "no affinity gates", "no load gate", "no exploration", "weighted pick", "model from 1,000 samples",
+    "round per 1,000", "logarithms", "linear",
+))  # fmt: skip
 #: Shares of these rates that the curves over the rate have beside the rates themselves.
 LADDER = (0.4, 0.7)
 _CHAT = GroupsShape(
@@ -54,30 +60,27 @@ PRODUCTION = {
 _TABLE = "table of the production run, Qwen3-480B on 13 x 8xH200"
 
 
-def _source(place: str, row: str, column: str) -> Source:
-    return Source("llm-d", place, row, column)
-
-
 def scenario(name: str, *, requests: int, rates_per_s: tuple[float, ...]) -> PhasedTraffic:
     """Return one of llm-d's scenarios, at one rate or in steps of equal time."""
     groups, users, system, question = SCENARIOS[name]
     shape = replace(_CHAT, groups=groups, users=groups * users, system_median=system, turn_median=question)
-    phase = Phase(streams=(shape,), requests=requests, rates_per_s=rates_per_s)
-    return PhasedTraffic(name=f"scenario {name}", phases=(phase,), max_input=28_000, with_outputs=True)
+    more = {"max_input": 28_000, "with_outputs": True}
+    return one_phase(f"scenario {name}", shape, requests=requests, rates_per_s=rates_per_s, **more)
 
 
 def sharegpt(*, requests: int, rate_per_s: float) -> PhasedTraffic:
     """Return short prompts without a common prefix, of about ShareGPT's lengths (220 and 200 tokens, assumed)."""
-    shape = replace(_CHAT, groups=6000, users=6000, system_median=1, turn_median=130, turn_sigma=1.1, turns_mean=1.5)
-    shape = replace(shape, output_median=150, output_sigma=0.9, output_max=1024)
-    phase = Phase(streams=(shape,), requests=requests, rates_per_s=(rate_per_s,))
-    return PhasedTraffic(name="ShareGPT-like", phases=(phase,))
+    shape = replace(
+        _CHAT, groups=6000, users=6000, system_median=1, turn_median=130, turn_sigma=1.1, turns_mean=1.5,
+        output_median=150, output_sigma=0.9, output_max=1024,
+    )  # fmt: skip
+    return one_phase(SHAREGPT, shape, requests=requests, rates_per_s=(rate_per_s,))
 
 
 def production(name: str, shape: GroupsShape) -> PhasedTraffic:
     """Return llm-d's production traffic: stages of 1 and 5 requests a second, long tails of prompts and answers."""
-    phase = Phase(streams=(shape,), requests=CHATS, rates_per_s=(1.0, 5.0) * 4)
-    return PhasedTraffic(name=name, phases=(phase,), max_input=131_072, with_outputs=True)
+    more = {"max_input": 131_072, "with_outputs": True}
+    return one_phase(name, shape, requests=CHATS, rates_per_s=(1.0, 5.0) * 4, **more)
 
 
 #: Few long turns: baselines have first tokens after seconds, as in the published run. Lengths are chosen for that, and
@@ -95,65 +98,55 @@ CACHED_TURNS = replace(
 
 
 def comparisons() -> list[VariantComparison]:
-    return [*_accuracy(), *_scenarios(), *_production(), _gates(), *_fresh()]
+    """Return every comparison.
 
-
-def _accuracy() -> Iterator[VariantComparison]:
-    """llm-d's ladder in scenario C; the MAPE of each is in the table of means, that of each step in the slices.
-
-    With KV events too: then the cached tokens of a prediction are those that the engine has. In the last step requests
-    wait for KV memory, for as long as answers to come take.
+    Of `accuracy` the MAPE is in the table of means, that of each step in the slices. With KV events the cached tokens
+    of a prediction are those that the engine has. In the last step requests wait for KV memory, for as long as answers
+    to come take.
     """
-    traffic = scenario("C", requests=CHATS, rates_per_s=(4.0, 6.0, 8.0, 10.0))
+    ladder = scenario("C", requests=CHATS, rates_per_s=(4.0, 6.0, 8.0, 10.0))
+    at_full_rate = {name: scenario(name, requests=CHATS, rates_per_s=(rate,)) for name, rate in RATES.items()}
     kinds: tuple[CacheReports, ...] = ("usage", "events")
-    for kind in kinds:
-        yield routers(
-            "accuracy", "10x2xH100", traffic, GORGO_MS, (PREDICTED, RESIDUAL), ("MAPE", MEAN), cache_reports=kind
-        )
-
-
-def _fresh() -> Iterator[VariantComparison]:
-    """Scrapes as often as the policy declares, and as seldom as the default; its cold start is the baseline."""
-    for name, rate in RATES.items():
-        traffic = scenario(name, requests=CHATS, rates_per_s=(rate,))
-        for interval_s in (1.0, 30.0):
-            yield routers("fresh", "10x2xH100", traffic, LOAD_PREFIX, (PREDICTED,), (MEAN,), scrape_s=interval_s)
+    return [
+        *(routers("accuracy", FLEET, ladder, GORGO_MS, (PREDICTED, RESIDUAL), ("MAPE", MEAN), cache_reports=kind)
+          for kind in kinds),
+        *_scenarios(),
+        *_production(),
+        # Each guard of llm-d's left out, where its gates act on most requests.
+        routers("gates", FLEET, at_full_rate["C"], PREDICTED, GATES, (MEAN, P99, PER_TOKEN)),
+        # Scrapes as often as the policy declares, and as seldom as the default; its cold start is the baseline.
+        *(routers("fresh", FLEET, traffic, LOAD_PREFIX, (PREDICTED,), (MEAN,), scrape_s=interval_s)
+          for traffic in at_full_rate.values() for interval_s in (1.0, 30.0)),
+    ]  # fmt: skip
 
 
 def _scenarios() -> Iterator[VariantComparison]:
+    """Every scenario at its full rate, of which the post says better, but for C comparable; and at parts of it."""
     variants = (PREDICTED, GORGO_MS, RESIDUAL, "round-robin")
     for share in (1.0, *LADDER):
-        rates = {name: (rate * share,) for name, rate in RATES.items()}
-        traffics = [scenario(name, requests=CHATS, rates_per_s=rate) for name, rate in rates.items()]
-        traffics.append(sharegpt(requests=CHATS, rate_per_s=SHAREGPT_RATE * share))
-        for traffic in traffics:
-            group, fleet = "scenarios" if share == 1.0 else "qps", "10x2xH100"
-            if traffic.name.startswith("ShareGPT"):
-                fleet = "8x1xH100"
-            found = routers(
-                group, fleet, traffic, LOAD_PREFIX, variants, (PER_TOKEN, MEAN), _comparable(traffic, share)
-            )
-            bounded = [replace(one, at_least=1.0) if share == 1.0 and (one.of, one.figure) == (RESIDUAL, PER_TOKEN)
-                       else one for one in found.targets]  # fmt: skip
-            yield replace(found, targets=tuple(bounded), family=f"qps-{traffic.name}", x=traffic.rate_per_s)
-
-
-def _comparable(traffic: PhasedTraffic, share: float) -> dict[tuple[str, str], Published]:
-    """Return what the post says of a scenario at its full rate: better, but for C."""
-    if share != 1.0:
-        return {}
-    text, low, high = ("comparable", 1.0, 1.0) if "C" in traffic.name else ("better", 1.0, inf)
-    source = _source("figures of the scenarios", traffic.name, "E2E per output token over the rate")
-    return {(PREDICTED, PER_TOKEN): Published(text=text, low=low, high=high, source=source, baseline=LOAD_PREFIX)}
+        traffics = [scenario(name, requests=CHATS, rates_per_s=(rate * share,)) for name, rate in RATES.items()]
+        for traffic in (*traffics, sharegpt(requests=CHATS, rate_per_s=SHAREGPT_RATE * share)):
+            text, low, high = ("comparable", 1.0, 1.0) if "C" in traffic.name else ("better", 1.0, inf)
+            published = Published(
+                document="llm-d", place="figures of the scenarios", row=traffic.name, text=text, low=low, high=high,
+                column="E2E per output token over the rate", baseline=LOAD_PREFIX,
+            )  # fmt: skip
+            group, fleet = "scenarios" if share == 1.0 else "qps", "8x1xH100" if traffic.name == SHAREGPT else FLEET
+            found = routers(group, fleet, traffic, LOAD_PREFIX, variants, (PER_TOKEN, MEAN))
+            if share == 1.0:
+                printed = {(PREDICTED, PER_TOKEN): {"published": published}}
+                found = found.with_targets({**printed, (RESIDUAL, PER_TOKEN): {"at_least": 1.0}})
+            yield replace(found, family=f"qps-{traffic.name}", x=traffic.rate_per_s)
 
 
 def _production() -> Iterator[VariantComparison]:
     """llm-d's table of four; its ratios are to 3:2:2 for E2E and TPOT."""
     published = {
-        (PREDICTED, figure): Published.of(text, _source(_TABLE, "weights 3:2:2 over predicted latency", figure),
+        (PREDICTED, figure): Published.of("llm-d", _TABLE, "weights 3:2:2 over predicted latency", figure, text,
                                           f"{theirs} over {own}")
         for figure, (text, theirs, own) in PRODUCTION.items()
     }  # fmt: skip
+    claimed = {(RESIDUAL, figure): {"at_least": float(text)} for figure, (text, _, _) in PRODUCTION.items()}
     routed = (PREDICTED, GORGO_MS, RESIDUAL, LOAD_PREFIX, "round-robin", "oracle")
     bounded = tuple(f"{one}, bounded index" for one in (PREDICTED, TUNED_PREFIX))
     for group, name, shape, variants in (
@@ -161,21 +154,9 @@ def _production() -> Iterator[VariantComparison]:
         ("production", "production of long turns", LONG_TURNS, routed),
         ("production-cached", "production of cached turns", CACHED_TURNS, (*routed, *bounded)),
     ):
-        found = routers(
-            group, "13x8xH200", production(name, shape), TUNED_PREFIX, variants, tuple(PRODUCTION), published
-        )
-        claimed = [replace(one, at_least=float(PRODUCTION[one.figure][0])) if one.of == RESIDUAL else one
-                   for one in found.targets]  # fmt: skip
-        yield replace(found, targets=tuple(claimed))
-
-
-def _gates() -> VariantComparison:
-    """Each guard of llm-d's left out, where its gates act on most requests."""
-    left_out = ("no affinity gates", "no load gate", "no exploration", "weighted pick", "model from 1,000 samples",
-                "round per 1,000", "logarithms", "linear")  # fmt: skip
-    variants = tuple(f"predicted-latency, {one}" for one in left_out)
-    traffic = scenario("C", requests=CHATS, rates_per_s=(RATES["C"],))
-    return routers("gates", "10x2xH100", traffic, PREDICTED, variants, (MEAN, P99, PER_TOKEN))
+        traffic = production(name, shape)
+        found = routers(group, "13x8xH200", traffic, TUNED_PREFIX, variants, tuple(PRODUCTION), published)
+        yield found.with_targets(claimed)
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
@@ -191,31 +172,27 @@ PICTURES = {
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    return router_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return variant_report(comparisons(), groups, grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:
-    found = comparisons()
-    return [
-        *claims_of(TITLE, found, grid, ("scenarios", "production")),
-        *_errors([one for one in found if one.group in ("accuracy", "production")], grid),
+    """Return the published figures; those of errors of predicted first tokens stand beside the published 5 %."""
+    found, seeds = comparisons(), grid.seeds
+    errors = [
         Claim(
-            system=TITLE, on="1 to 1,000 requests a second, 100 pods", figure="prediction service, mean, ms",
-            published=Published.of("13-16", _source("text on the prediction service", "1-1000 QPS x 100 pods", "mean")),
-            is_ratio=False, note="the trees are in the router's process: there is no call to a service",
-        ),
+            system=TITLE, on=one.title, figure=f"mean error of predicted {column}, %", is_ratio=False,
+            published=Published.of("llm-d", "text on accuracy", "all scenarios", f"MAPE of {column}", "5"),
+            tasks=[one.task(variant, seed) for seed in seeds for variant in (PREDICTED, RESIDUAL)],
+            reproduced=partial(one.mean, PREDICTED, f"{column.lower()}_mean", seeds, 100),
+            ours=partial(one.mean, RESIDUAL, f"{column.lower()}_mean", seeds, 100), ours_name=RESIDUAL,
+            note="the post says about 5 %, and not on which requests",
+        )
+        for one in (each.scaled(grid.scale) for each in found if each.group in ("accuracy", "production"))
+        for column in ("TTFT", "TPOT")
     ]  # fmt: skip
-
-
-def _errors(some: Sequence[VariantComparison], grid: Grid) -> Iterator[Claim]:
-    """Yield the errors of predicted first tokens, %, beside the published 5 %."""
-    for one in (each.scaled(grid.scale) for each in some):
-        for name, column in (("ttft_mean", "TTFT"), ("tpot_mean", "TPOT")):
-            tasks = [one.task(variant, seed) for seed in grid.seeds for variant in (PREDICTED, RESIDUAL)]
-            yield Claim(
-                system=TITLE, on=one.title, figure=f"mean error of predicted {column}, %", is_ratio=False, tasks=tasks,
-                published=Published.of("5", _source("text on accuracy", "all scenarios", f"MAPE of {column}")),
-                reproduced=one.mean_of(PREDICTED, name, grid.seeds, 100),
-                ours=one.mean_of(RESIDUAL, name, grid.seeds, 100), ours_name=RESIDUAL,
-                note="the post says about 5 %, and not on which requests",
-            )  # fmt: skip
+    service = Claim(
+        system=TITLE, on="1 to 1,000 requests a second, 100 pods", figure="prediction service, mean, ms",
+        published=Published.of("llm-d", "text on the prediction service", "1-1000 QPS x 100 pods", "mean", "13-16"),
+        is_ratio=False, note="the trees are in the router's process: there is no call to a service",
+    )  # fmt: skip
+    return [*claims_of(TITLE, found, grid, ("scenarios", "production")), *errors, service]

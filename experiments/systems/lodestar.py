@@ -8,16 +8,13 @@ with other costs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
 
-from experiments.comparison import ComparisonTarget, VariantComparison
-from experiments.grid import Grid, SystemReport
+from experiments.comparison import VariantComparison
 from experiments.pictures import Pictured
-from experiments.published import Claim, Published, Source
-from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, claims_of, router_report, routers
+from experiments.published import Claim, Published
+from experiments.reports import GORGO_MS, MEAN, P99, RESIDUAL, Grid, SystemReport, claims_of, routers, variant_report
 from experiments.runner import Runner
-from experiments.traffic import Phase, PhasedTraffic, ReuseTraffic
+from experiments.traffic import Phase, PhasedTraffic, ReuseTraffic, one_phase
 from experiments.variants import QUEUEING, SHADOWS, TAUS
 from gorgo.lab.datasets import GroupsShape, SharingShape, read_shape, shapes
 from gorgo.lab.datasets.prefix_shapes import Quantiles
@@ -31,6 +28,7 @@ CONVERSATIONS = 1.0
 #: The fleets of its evaluation, and the load of each kind of traffic in multiples of the first one's.
 EQUAL, WITHOUT_CACHE, TWO_KINDS = "8xA30", "7xA30-8xV100", "7xL20-8xA30"
 SCALES = {EQUAL: 1.0, WITHOUT_CACHE: 1.6, TWO_KINDS: 1.9}
+BOTH = (MEAN, P99)
 #: What this project's policy has to exceed: the summary's mean and p99.
 SUMMARY = {MEAN: 1.41, P99: 1.47}
 #: Prompt lengths of synthetic traffic: 1k to 8k tokens, evenly. Shares of a mixed workload.
@@ -39,12 +37,19 @@ MIXED = (0.1, 0.3, 0.5, 0.7)
 _SHIFT_RATES = (3.0, 6.5)
 #: What its bars have beside the heuristic: Mooncake, its Algorithm 2 and the fewest requests in flight.
 BARS = ("mooncake, bounded index", "tau 0.5", "least-request")
+#: Row, mean and p99 of its evaluation: of equal GPUs, and of all mixed ones.
+EVALUATION = {
+    EQUAL: ("8xA30, Llama3-8B", "1.02-2.15", "1.07-1.86"),
+    **dict.fromkeys((WITHOUT_CACHE, TWO_KINDS), ("A30 and V100, mixed", "1.25-4.38", "1.32-4.42")),
+}
+#: Its guards and those of this project's residual.
+GUARDS = (
+    *(f"lodestar, {guard}" for guard in ("model from 200 samples", "no range check", "no exploration", "no K-filter",
+                                         "near best 0.1")),
+    "gorgo-residual, no range check", "gorgo-residual, no limit",
+)  # fmt: skip
 #: Rates of its mixed GPUs, 1/s.
 MIXED_RATES = (14.0, 22.0)
-
-
-def _source(place: str, row: str, column: str) -> Source:
-    return Source("lodestar", place, row, column)
 
 
 # -- traffic
@@ -58,34 +63,32 @@ def sharing_shape(share: float, lengths: Quantiles = LENGTHS) -> SharingShape:
     )  # fmt: skip
 
 
-def one_phase(name: str, *streams: Any, requests: int, rate_per_s: float, **more: Any) -> PhasedTraffic:
-    """Return shapes or files side by side at one rate."""
-    phase = Phase(streams=streams, requests=requests, rates_per_s=(rate_per_s,))
-    return PhasedTraffic(name=name, phases=(phase,), **more)
+def sharing(
+    share: float, *, requests: int = REQUESTS, rate_per_s: float, output_tokens: int | None = None
+) -> PhasedTraffic:
+    name, shape = f"{share:.0%} shared" + (", prefill only" if output_tokens == 1 else ""), sharing_shape(share)
+    return one_phase(name, shape, requests=requests, rates_per_s=(rate_per_s,), output_tokens=output_tokens)
 
 
-def sharing(share: float, *, requests: int, rate_per_s: float, output_tokens: int | None = None) -> PhasedTraffic:
-    name = f"{share:.0%} shared" + (", prefill only" if output_tokens == 1 else "")
-    shape = sharing_shape(share)
-    return one_phase(name, shape, requests=requests, rate_per_s=rate_per_s, output_tokens=output_tokens)
+def mixed(*, requests: int = REQUESTS, rate_per_s: float) -> PhasedTraffic:
+    return one_phase("mixed", *map(sharing_shape, MIXED), requests=requests, rates_per_s=(rate_per_s,))
 
 
-def mixed(*, requests: int, rate_per_s: float) -> PhasedTraffic:
-    return one_phase("mixed", *map(sharing_shape, MIXED), requests=requests, rate_per_s=rate_per_s)
-
-
-def shipped(name: str, *, requests: int, rate_per_s: float) -> PhasedTraffic:
+def shipped(name: str, *, rate_per_s: float) -> PhasedTraffic:
     """Return a shipped shape of Mooncake's kind at another rate."""
     shape = read_shape(shapes()[name])
     assert isinstance(shape, SharingShape | GroupsShape)
-    title = name.removesuffix("-like")
-    return one_phase(title, shape, requests=requests, rate_per_s=rate_per_s, block_tokens=shape.block_tokens)
+    title, block_tokens = name.removesuffix("-like"), shape.block_tokens
+    return one_phase(title, shape, requests=REQUESTS, rates_per_s=(rate_per_s,), block_tokens=block_tokens)
 
 
-def _fixed_length(tokens: int, share: float, rate_per_s: float) -> PhasedTraffic:
-    shape = sharing_shape(share, ((0.0, float(tokens)), (1.0, float(tokens))))
-    name = f"{tokens / 1000:g}k tokens, {share:.0%} shared"
-    return one_phase(name, shape, requests=REQUESTS, rate_per_s=rate_per_s)
+def _fixed_length(tokens: int, rate_per_s: float) -> PhasedTraffic:
+    shape = sharing_shape(0.8, ((0.0, float(tokens)), (1.0, float(tokens))))
+    return one_phase(f"{tokens / 1000:g}k tokens, 80% shared", shape, requests=REQUESTS, rates_per_s=(rate_per_s,))
+
+
+def conversations(file: str, rate_per_s: float) -> PhasedTraffic:
+    return one_phase("conversation", file, requests=REQUESTS, rates_per_s=(rate_per_s,))
 
 
 def shift(name: str, parts: Sequence[SharingShape], rates: Sequence[float], *, requests: int) -> PhasedTraffic:
@@ -118,18 +121,18 @@ def longer_prompts() -> PhasedTraffic:
 
 def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
     """Yield the traffic of a fleet, the most telling first."""
-    scale, requests = SCALES[fleet], REQUESTS
-    yield sharing(0.5, requests=requests, rate_per_s=6 * scale)
-    yield sharing(0.5, requests=requests, rate_per_s=4 * scale)
-    yield shipped("toolagent-like", requests=requests, rate_per_s=3 * scale)
-    yield sharing(0.5, requests=requests, rate_per_s=10 * scale, output_tokens=1)
-    yield sharing(0.1, requests=requests, rate_per_s=5 * scale)
-    yield sharing(0.3, requests=requests, rate_per_s=5.5 * scale)
-    yield sharing(0.7, requests=requests, rate_per_s=7 * scale)
-    yield mixed(requests=requests, rate_per_s=6 * scale)
-    yield shipped("synthetic-like", requests=requests, rate_per_s=2.5 * scale)
+    scale = SCALES[fleet]
+    yield sharing(0.5, rate_per_s=6 * scale)
+    yield sharing(0.5, rate_per_s=4 * scale)
+    yield shipped("toolagent-like", rate_per_s=3 * scale)
+    yield sharing(0.5, rate_per_s=10 * scale, output_tokens=1)
+    yield sharing(0.1, rate_per_s=5 * scale)
+    yield sharing(0.3, rate_per_s=5.5 * scale)
+    yield sharing(0.7, rate_per_s=7 * scale)
+    yield mixed(rate_per_s=6 * scale)
+    yield shipped("synthetic-like", rate_per_s=2.5 * scale)
     if conversation is not None:
-        yield one_phase("conversation", conversation, requests=requests, rate_per_s=CONVERSATIONS * scale)
+        yield conversations(conversation, CONVERSATIONS * scale)
 
 
 # -- comparisons
@@ -137,138 +140,85 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[PhasedTraffic]:
 
 def comparisons(conversation: str | None = None) -> list[VariantComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
+    shadows = [f"random, shadow {name}" for name in SHADOWS]
+    tau = [shipped("toolagent-like", rate_per_s=3.0)]
+    tau += [] if conversation is None else [conversations(conversation, CONVERSATIONS)]
+    taus = (*(f"tau {tau:g}" for tau in TAUS if tau != 0.5), GORGO_MS)
     return [
-        *_fleets(conversation), *_long(), *_motivation(), *_tau(conversation), _shift(), *_pools(), _filter(),
-        _longer(), *_shadows(), *_scrapes(), _published_shape(), *_mixed_rates(), _circular(),
+        *_fleets(conversation),
+        # More models in a run, with the guards and as in its published benchmark, which is of prefills alone.
+        *(_against_heuristic("lodestar-long", EQUAL, sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=tokens),
+                             (LODESTAR, BENCHMARK)) for rate, tokens in ((6.0, None), (10.0, 1))),
+        # One heuristic wins on long prompts and loses on short ones at twice the rate.
+        routers("motivation", "7xL20", _fixed_length(4000, 5.0), "least-request", (HEURISTIC, GORGO_MS), BOTH),
+        routers("motivation", "7xL20", _fixed_length(1000, 10.0), "least-request", (HEURISTIC, GORGO_MS), BOTH,
+                _published("figure 1", "RPS 10, 1k prompts", ("0.41", "1409 ms over 3468 ms"),
+                           ("0.67", "6000 ms over 9000 ms"), of=HEURISTIC)),
+        *(routers("tau", EQUAL, traffic, "tau 0.5", taus, (MEAN,), also=(LODESTAR,)) for traffic in tau),
+        routers("shift", EQUAL, more_sharing(), "lodestar, frozen",
+                (LODESTAR, "lodestar, offline", RESIDUAL, HEURISTIC), BOTH),
+        # Buffers of the training.
+        *(routers("pools", EQUAL, more_sharing(), f"lodestar, {row}",
+                  (LODESTAR, "lodestar, random replay", "lodestar, linear"), BOTH,
+                  _published("ablation of the replay", row, (mean, row), (p99, row)))
+          for row, mean, p99 in (("new data only", "2.39", "2.50"), ("all data", "1.21", "1.11"))),
+        # At the most that is served without a queue that grows: there KV pools are full, as published.
+        routers("k-filter", EQUAL, shipped("toolagent-like", rate_per_s=3.3), "lodestar, no K-filter",
+                (LODESTAR, RESIDUAL), BOTH,
+                _published("ablation of the K-filter", "ToolAgent, 12 RPS", ("1.72", "3209 ms over 1865 ms"),
+                           ("1.78", "18686 ms over 10528 ms"))),
+        # Prompts grow: what learns is at most a tenth behind the heuristic; each guard left out.
+        routers("guards", EQUAL, longer_prompts(), HEURISTIC, (LODESTAR, RESIDUAL, *GUARDS), (P99, MEAN))
+        .with_targets({(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}),
+        # Order of replicas: Spearman's rho of each shadow under `random`, in the table of means.
+        *(routers("shadows", fleet, sharing(0.5, rate_per_s=rate), shadows[0], shadows[1:])
+          for fleet, rate in ((EQUAL, 3.0), (TWO_KINDS, 6.0))),
+        # Fresh and stale reports of engines over a long path.
+        *(routers("scrapes", "vllm", sharing(0.5, rate_per_s=8.0), GORGO_MS,
+                  (LODESTAR, RESIDUAL, "load-prefix 1:1:1"), BOTH, scrape_s=interval_s)
+          for interval_s in (0.1, 1.0, 30.0)),
+        routers("lodestar-shape", EQUAL, published_shape(), HEURISTIC,
+                (LODESTAR, GORGO_MS, RESIDUAL, *BARS), BOTH),
+        # Its rates on mixed GPUs, from a light load here to one at which queues grow.
+        *(routers("lodestar-rates", TWO_KINDS, sharing(0.5, rate_per_s=rate), HEURISTIC, (LODESTAR, RESIDUAL), BOTH)
+          for rate in MIXED_RATES),
+        # Its circular dependency: a model learns from decisions of the policy before it, and then changes them.
+        routers("circular", EQUAL, sharing(0.5, rate_per_s=6.0),
+                "prefix-cache-and-load, shadow lodestar's first model",
+                ("lodestar, first model alone", BENCHMARK), BOTH),
     ]  # fmt: skip
 
 
-def _against_heuristic(fleet: str, variants: Sequence[str]) -> Iterator[ComparisonTarget]:
-    """Yield mean and p99 of each variant, beside what was published of the fleet."""
-    texts = ("1.02-2.15", "1.07-1.86") if fleet == EQUAL else ("1.25-4.38", "1.32-4.42")
-    row = "8xA30, Llama3-8B" if fleet == EQUAL else "A30 and V100, mixed"
-    for figure, text in zip((MEAN, P99), texts, strict=True):
-        published = Published.of(text, _source("evaluation", row, f"{figure}, over {HEURISTIC}"), HEURISTIC)
-        for variant in variants:
-            yield ComparisonTarget(
-                of=variant, against=HEURISTIC, figure=figure,
-                at_least=SUMMARY[figure] if variant == RESIDUAL else None,
-                published=published if variant == LODESTAR else None,
-            )  # fmt: skip
+def _published(
+    place: str, row: str, *printed: tuple[str, str], column_end: str = "", of: str = LODESTAR
+) -> dict[tuple[str, str], Published]:
+    """Return what was printed of a variant: mean and p99 TTFT, each with its baseline."""
+    return {
+        (of, figure): Published.of("lodestar", place, row, f"{figure}{column_end}", text, baseline)
+        for figure, (text, baseline) in zip(BOTH, printed, strict=True)
+    }
+
+
+def _against_heuristic(
+    group: str, fleet: str, traffic: PhasedTraffic, variants: Sequence[str], also: Sequence[str] = ()
+) -> VariantComparison:
+    """Return variants against the heuristic: mean and p99 of each, beside what was published of the fleet."""
+    row, *texts = EVALUATION[fleet]
+    published = _published("evaluation", row, *((text, HEURISTIC) for text in texts), column_end=f", over {HEURISTIC}")
+    found = routers(group, fleet, traffic, HEURISTIC, variants, BOTH, published, also=also)
+    return found.with_targets({(RESIDUAL, figure): {"at_least": value} for figure, value in SUMMARY.items()})
 
 
 def _fleets(conversation: str | None) -> Iterator[VariantComparison]:
     for fleet in SCALES:
-        for number, traffic in enumerate(_traffic(fleet, conversation)):
-            first, prefills = number == 0, traffic.output_tokens == 1
-            group = "lodestar" if first else "lodestar-prefill" if prefills else "lodestar-more"
-            ours = (RESIDUAL,) if prefills else (GORGO_MS, RESIDUAL)
-            variants = (LODESTAR, *ours, *((RESIDUAL + QUEUEING, *BARS) if first else ()))
-            yield replace(
-                routers(group, fleet, traffic, HEURISTIC, variants, also=("oracle",) if first else ()),
-                targets=tuple(_against_heuristic(fleet, variants)),
-            )
-
-
-def _published_shape() -> VariantComparison:
-    variants = (LODESTAR, GORGO_MS, RESIDUAL, *BARS)
-    return routers("lodestar-shape", EQUAL, published_shape(), HEURISTIC, variants, (MEAN, P99))
-
-
-def _mixed_rates() -> Iterator[VariantComparison]:
-    """Its rates on mixed GPUs, from a light load here to one at which queues grow."""
-    for rate in MIXED_RATES:
-        traffic = sharing(0.5, requests=REQUESTS, rate_per_s=rate)
-        yield routers("lodestar-rates", TWO_KINDS, traffic, HEURISTIC, (LODESTAR, RESIDUAL), (MEAN, P99))
-
-
-def _circular() -> VariantComparison:
-    """Its circular dependency: a model learns from decisions of the policy before it, and then changes them."""
-    heuristic = "prefix-cache-and-load, shadow lodestar's first model"
-    variants = ("lodestar, first model alone", BENCHMARK)
-    return routers("circular", EQUAL, sharing(0.5, requests=REQUESTS, rate_per_s=6.0), heuristic, variants, (MEAN, P99))
-
-
-def _long() -> Iterator[VariantComparison]:
-    """With more models in a run, with the guards and as in its published benchmark, which is of prefills alone."""
-    variants = (LODESTAR, BENCHMARK)
-    for rate, output_tokens in ((6.0, None), (10.0, 1)):
-        traffic = sharing(0.5, requests=LONG, rate_per_s=rate, output_tokens=output_tokens)
-        found = routers("lodestar-long", EQUAL, traffic, HEURISTIC, variants)
-        yield replace(found, targets=tuple(_against_heuristic(EQUAL, variants)))
-
-
-def _motivation() -> Iterator[VariantComparison]:
-    """One heuristic wins on long prompts and loses on short ones at twice the rate."""
-    for tokens, rate in ((4000, 5.0), (1000, 10.0)):
-        rows = (MEAN, "0.41", "1409 ms over 3468 ms"), (P99, "0.67", "6000 ms over 9000 ms")
-        published = {
-            (HEURISTIC, figure): Published.of(text, _source("figure 1", "RPS 10, 1k prompts", figure), of)
-            for figure, text, of in (() if tokens == 4000 else rows)
-        }
-        traffic = _fixed_length(tokens, 0.8, rate)
-        yield routers("motivation", "7xL20", traffic, "least-request", (HEURISTIC, GORGO_MS), (MEAN, P99), published)
-
-
-def _tau(conversation: str | None) -> Iterator[VariantComparison]:
-    traffics = [shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0)]
-    if conversation is not None:
-        traffics.append(one_phase("conversation", conversation, requests=REQUESTS, rate_per_s=CONVERSATIONS))
-    for traffic in traffics:
-        variants = (*(f"tau {tau:g}" for tau in TAUS if tau != 0.5), GORGO_MS)
-        yield routers("tau", EQUAL, traffic, "tau 0.5", variants, (MEAN,), also=(LODESTAR,))
-
-
-def _shift() -> VariantComparison:
-    variants = (LODESTAR, "lodestar, offline", RESIDUAL, HEURISTIC)
-    return routers("shift", EQUAL, more_sharing(), "lodestar, frozen", variants, (MEAN, P99))
-
-
-def _pools() -> Iterator[VariantComparison]:
-    variants = (LODESTAR, "lodestar, random replay", "lodestar, linear")
-    rows = (("lodestar, new data only", "new data only", ("2.39", "2.50")),
-            ("lodestar, all data", "all data", ("1.21", "1.11")))  # fmt: skip
-    for against, row, texts in rows:
-        published = {
-            (LODESTAR, figure): Published.of(text, _source("ablation of the replay", row, figure), row)
-            for figure, text in zip((MEAN, P99), texts, strict=True)
-        }
-        yield routers("pools", EQUAL, more_sharing(), against, variants, (MEAN, P99), published)
-
-
-def _filter() -> VariantComparison:
-    """At the most that is served without a queue that grows: there KV pools are full, as published."""
-    rows = (MEAN, "1.72", "3209 ms over 1865 ms"), (P99, "1.78", "18686 ms over 10528 ms")
-    published = {
-        (LODESTAR, figure): Published.of(text, _source("ablation of the K-filter", "ToolAgent, 12 RPS", figure), of)
-        for figure, text, of in rows
-    }
-    traffic = shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.3)
-    return routers("k-filter", EQUAL, traffic, "lodestar, no K-filter", (LODESTAR, RESIDUAL), (MEAN, P99), published)
-
-
-def _longer() -> VariantComparison:
-    """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
-    guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
-    variants = (LODESTAR, RESIDUAL, *(f"lodestar, {guard}" for guard in guards),
-                *(f"gorgo-residual, {guard}" for guard in ("no range check", "no limit")))  # fmt: skip
-    found = routers("guards", EQUAL, longer_prompts(), HEURISTIC, variants, (P99, MEAN))
-    bounds: dict[tuple[str, str], Any] = {(RESIDUAL, P99): {"at_least": 1 / 1.10}, (LODESTAR, P99): {"note": ">= 0.91"}}
-    return replace(found, targets=tuple(replace(one, **bounds.get((one.of, one.figure), {})) for one in found.targets))
-
-
-def _shadows() -> Iterator[VariantComparison]:
-    """Order of replicas: Spearman's rho of each shadow under `random`, in the table of means."""
-    first, *others = (f"random, shadow {name}" for name in SHADOWS)
-    for fleet, rate in ((EQUAL, 3.0), (TWO_KINDS, 6.0)):
-        yield routers("shadows", fleet, sharing(0.5, requests=REQUESTS, rate_per_s=rate), first, others)
-
-
-def _scrapes() -> Iterator[VariantComparison]:
-    """Fresh and stale reports of engines over a long path."""
-    traffic, variants = sharing(0.5, requests=REQUESTS, rate_per_s=8.0), (LODESTAR, RESIDUAL, "load-prefix 1:1:1")
-    for interval_s in (0.1, 1.0, 30.0):
-        yield routers("scrapes", "vllm", traffic, GORGO_MS, variants, (MEAN, P99), scrape_s=interval_s)
+        first, *others = _traffic(fleet, conversation)
+        variants = (LODESTAR, GORGO_MS, RESIDUAL, RESIDUAL + QUEUEING, *BARS)
+        yield _against_heuristic("lodestar", fleet, first, variants, also=("oracle",))
+        for traffic in others:
+            if traffic.output_tokens == 1:
+                yield _against_heuristic("lodestar-prefill", fleet, traffic, (LODESTAR, RESIDUAL))
+            else:
+                yield _against_heuristic("lodestar-more", fleet, traffic, (LODESTAR, GORGO_MS, RESIDUAL))
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
@@ -283,22 +233,22 @@ PICTURES: dict[str, Pictured] = {
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    found = [one for one in comparisons(grid.trace) if one.group in groups]
-    return router_report(found, grid, runner, PICTURES)
+    return variant_report(comparisons(grid.trace), groups, grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:
-    rows = claims_of(
-        TITLE, comparisons(grid.trace), grid, ("lodestar", "lodestar-long", "motivation", "pools", "k-filter")
-    )
-    for figure, value in SUMMARY.items():
-        published = Published.of(f"{value:g}", _source("summary", "overall", figure), HEURISTIC)
-        note = "the paper's mean over all of its runs; the fleets are compared one by one"
-        rows.append(Claim(TITLE, "all", f"{figure}, {HEURISTIC} / {LODESTAR}", published, note=note))
-    for column, text, note in (
-        ("mean", "3", "a network in process has no call to a service to measure"), ("tail", "4.5", "as above"),
-    ):  # fmt: skip
-        published = Published.of(text, _source("overhead", "10-80 RPS", column))
-        figure = f"decision overhead, {column}, ms"
-        rows.append(Claim(TITLE, "10 to 80 requests a second", figure, published, is_ratio=False, note=note))
-    return rows
+    compared = ("lodestar", "lodestar-long", "motivation", "pools", "k-filter")
+    summary = [
+        Claim(system=TITLE, on="all", figure=f"{figure}, {HEURISTIC} / {LODESTAR}",
+              published=Published.of("lodestar", "summary", "overall", figure, f"{value:g}", HEURISTIC),
+              note="the paper's mean over all of its runs; the fleets are compared one by one")
+        for figure, value in SUMMARY.items()
+    ]  # fmt: skip
+    overhead = [
+        Claim(system=TITLE, on="10 to 80 requests a second", figure=f"decision overhead, {column}, ms", is_ratio=False,
+              published=Published.of("lodestar", "overhead", "10-80 RPS", column, text), note=note)
+        for column, text, note in (
+            ("mean", "3", "a network in process has no call to a service to measure"), ("tail", "4.5", "as above"),
+        )
+    ]  # fmt: skip
+    return [*claims_of(TITLE, comparisons(grid.trace), grid, compared), *summary, *overhead]

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport, target_report
 from experiments.runner import Runner
 from experiments.systems.herd import AGENTS, HERD
-from experiments.systems.policies import report_on
 from experiments.windows import RatioTarget, Workload, drawn, targets_of
 from gorgo.core.fleet.replica import ReplicaSpec
 from gorgo.lab.datasets import Shape, read_shape, shapes
@@ -61,6 +60,7 @@ FILTERS = TraceFilters(max_input=30_000, max_output=1024, limit=1_500)
 POOL_TOKENS_MIN = 40_000
 #: Factors lie within this of 1, in either direction, and so do the powers of shares.
 FACTOR = 1.6
+_DECODE_TIMES = ("decode_base_s", "decode_moe_s", "decode_per_request_s", "decode_kv_s")
 #: Requests of a batch by which the time of a decoded token is counted.
 BATCH = 32
 #: What a factor changes in a shape, by the end of its name.
@@ -68,6 +68,7 @@ _LENGTHS = ("_median", "_tokens", "_mean", "_s_min")
 _COUNTS = ("users", "groups", "applications", "documents", "sessions", "reuse_distance")
 
 
+@lru_cache(maxsize=SETTINGS)
 def setting(number: int) -> Workload:
     """Return a setting, its load in the time scale.
 
@@ -76,11 +77,6 @@ def setting(number: int) -> Workload:
     >>> setting(3).name
     '3: sharing, 5 engines in 3 regions, 4 to 211 ms'
     """
-    return _setting(number)
-
-
-@lru_cache(maxsize=SETTINGS)
-def _setting(number: int) -> Workload:
     rng = np.random.default_rng(number)
     kinds: Mapping[str, Shape] = {
         **{name: read_shape(shapes()[name]) for name in SHAPES}, "herd": HERD, "agents": AGENTS,
@@ -93,14 +89,9 @@ def _setting(number: int) -> Workload:
     rtts_ms = sorted(1e3 * one.link.rtt_s for one in fleet.replicas)
     regions = len({one.region for one in fleet.replicas})
     where = f"{len(fleet.replicas)} engines in {regions} region{'s' if regions > 1 else ''}"
-    return Workload(
-        name=f"{number}: {kind}, {where}, {rtts_ms[0]:.0f} to {rtts_ms[-1]:.0f} ms",
-        traces=(kind,),
-        shape=shape,
-        filters=FILTERS,
-        time_scale=busy_s(feed, fleet, shape.block_tokens) / load / (feed[-1].arrival_s - feed[0].arrival_s),
-        world=fleet,
-    )
+    time_scale = busy_s(feed, fleet, shape.block_tokens) / load / (feed[-1].arrival_s - feed[0].arrival_s)
+    name = f"{number}: {kind}, {where}, {rtts_ms[0]:.0f} to {rtts_ms[-1]:.0f} ms"
+    return Workload(name=name, traces=(kind,), shape=shape, filters=FILTERS, time_scale=time_scale, world=fleet)
 
 
 def _factor(rng: np.random.Generator, most: float = FACTOR) -> float:
@@ -150,16 +141,9 @@ def _with_pool(profile: EngineProfile, rng: np.random.Generator) -> EngineProfil
 
 
 def _faster(profile: EngineProfile, prefill: float, decode: float) -> EngineProfile:
-    return replace(
-        profile,
-        prefill_base_s=profile.prefill_base_s / prefill,
-        prefill_tokens_per_s=profile.prefill_tokens_per_s * prefill,
-        prefill_kappa_s=profile.prefill_kappa_s / prefill,
-        decode_base_s=profile.decode_base_s / decode,
-        decode_moe_s=profile.decode_moe_s / decode,
-        decode_per_request_s=profile.decode_per_request_s / decode,
-        decode_kv_s=profile.decode_kv_s / decode,
-    )
+    times = {"prefill_base_s": prefill, "prefill_kappa_s": prefill} | dict.fromkeys(_DECODE_TIMES, decode)
+    slower = {name: getattr(profile, name) / factor for name, factor in times.items()}
+    return replace(profile, prefill_tokens_per_s=profile.prefill_tokens_per_s * prefill, **slower)
 
 
 def busy_s(feed: Sequence[SimRequest], fleet: SimFleet, block_tokens: int) -> float:
@@ -174,23 +158,12 @@ def busy_s(feed: Sequence[SimRequest], fleet: SimFleet, block_tokens: int) -> fl
     return 1 / rate
 
 
-def all_targets(settings: int = SETTINGS) -> list[RatioTarget]:
-    """Return a target per setting and figure, then one per rival and figure."""
-    workloads = [setting(number) for number in range(settings)]
-    return [
-        *targets_of("perturbed", workloads, RIVALS, *((figure, OF_BEST) for figure in STATS)),
-        *(
-            RatioTarget(
-                group="perturbed-rivals", policy=OURS, workloads=workloads, others=(rival,), figure=figure,
-                at_most=OF_EACH,
-            )
-            for figure in STATS
-            for rival in RIVALS
-        ),
-    ]  # fmt: skip
-
-
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run what the groups need, and return their tables."""
-    targets = [one.first(grid.first_requests) for one in all_targets() if one.group in groups]
-    return report_on(targets, grid.seeds, runner, titles=TITLES)
+    """Return a target per setting and figure, then one per rival and figure over all settings."""
+    workloads = [setting(number) for number in range(SETTINGS)]
+    targets = [
+        *targets_of("perturbed", workloads, RIVALS, *((figure, OF_BEST) for figure in STATS)),
+        *(RatioTarget("perturbed-rivals", OURS, workloads, (rival,), figure, OF_EACH)
+          for figure in STATS for rival in RIVALS),
+    ]  # fmt: skip
+    return target_report(targets, groups, grid, runner, TITLES)

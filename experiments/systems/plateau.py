@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport, target_report
 from experiments.runner import Runner
-from experiments.systems.policies import report_on
 from experiments.windows import CHANGED, RatioTarget, Workload
 from gorgo.lab.traces import TraceFilters
 from gorgo.policies.registry import OURS
@@ -21,30 +20,25 @@ TITLES: Mapping[str, str] = {
     "plateau": "`gorgo-ms` with its defaults over itself with other weights: means over six held-out workloads"
 }
 GROUPS = tuple(TITLES)
-#: As in this project's other claims; so many requests are two to ten minutes.
-FILTERS = TraceFilters(max_input=24_000, limit=1_000)
 #: Shape, time scale and fleet.
 HELD_OUT: Sequence[tuple[str, float, str]] = (
     ("toolagent-like", 1.0, "mixed-gpus-x2"), ("short-chat", 0.5, "mixed-gpus-x2"),
     ("rag", 0.5, "dense-70b-x2"), ("groups", 0.5, "dense-70b-x2"),
     ("toolagent-like", 1.0, "6x1xH100"), ("rag", 0.5, "6x1xH100"),
 )  # fmt: skip
+#: As in this project's other claims; so many requests are two to ten minutes.
+WORKLOADS = [
+    Workload(name=shape, traces=(shape,), filters=TraceFilters(max_input=24_000, limit=1_000), time_scale=time_scale,
+             fleet=fleet)
+    for shape, time_scale, fleet in HELD_OUT
+]  # fmt: skip
 MEASURED = ("mean TTFT", "p95 TTFT", "p95 E2E")
 #: No change of the weights is better than the defaults by more.
 AT_MOST = 1.03
 
 
-def targets() -> list[RatioTarget]:
-    """Return a target per change and figure, over the workloads, none of which the defaults were chosen on."""
-    workloads = [
-        Workload(name=shape, traces=(shape,), filters=FILTERS, time_scale=time_scale, fleet=fleet)
-        for shape, time_scale, fleet in HELD_OUT
-    ]
-    return [
-        RatioTarget("plateau", OURS, workloads, (label,), figure, AT_MOST) for label in CHANGED for figure in MEASURED
-    ]
-
-
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    found = [one.first(grid.first_requests).queued(grid.queue) for one in targets() if one.group in groups]
-    return report_on(found, grid.seeds, runner, titles=TITLES)
+    """Return a target per change and figure, over the workloads."""
+    targets = [RatioTarget("plateau", OURS, WORKLOADS, (label,), figure, AT_MOST)
+               for label in CHANGED for figure in MEASURED]  # fmt: skip
+    return target_report(targets, groups, grid, runner, TITLES)

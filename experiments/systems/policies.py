@@ -12,15 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
-from time import monotonic
+from itertools import product
 
-from experiments.comparison import MEASURES
-from experiments.grid import Grid, SystemReport
-from experiments.runner import Runner, Runs
-from experiments.tables import TableSection, number, sections
-from experiments.windows import LEARNED, SHORT_SIGHTED, PolicyTask, RatioTarget, Workload, targets_of
-from gorgo.lab.results import ResultRow
+from experiments.reports import Grid, SystemReport, target_report
+from experiments.runner import Runner
+from experiments.windows import LEARNED, SHORT_SIGHTED, RatioTarget, Workload, targets_of
 from gorgo.lab.simulate import ORACLE
 from gorgo.lab.simulate.job import STEADY
 from gorgo.lab.traces import TraceFilters
@@ -48,12 +44,6 @@ TITLES = {
 }
 GROUPS = tuple(TITLES)
 TTFT, E2E = "p95 TTFT", "p95 E2E"
-HEADER = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met")
-MEANS_HEADER = ("on", "policy", "TTFT p50 ms", "p95", "E2E p50 s", "p95", "hit %")
-#: Measure, form and factor of the columns behind on and policy.
-MEANS: Sequence[tuple[str, str, float]] = (
-    ("p50 TTFT", ".0f", 1), ("p95 TTFT", ".0f", 1), ("p50 E2E", ".2f", 1), ("p95 E2E", ".2f", 1), ("hit", ".1f", 100)
-)  # fmt: skip
 #: The paper drops longer prompts and caps answers; its model reaches the cap with nearly every answer.
 FILTERS = TraceFilters(max_input=24_000, max_output=128, min_output=128)
 ART_CHAT = Workload(name="ART-Chat-like", traces=("art-chat-apr5", "art-chat-apr6", "art-chat-apr7"), filters=FILTERS)
@@ -65,13 +55,12 @@ CONVERSATION_LOADS = (3.0, 2.0, 1.25)
 RIVALS, OF_RIVALS = ("mooncake", "prefix-cache-in-flight", "lmetric", "dualmap"), 1.03
 #: For scenarios and wrong priors: half load leaves capacity to route around a fault.
 SCENARIOS_AT, SCENARIOS = ART_CHAT.at(2.0), ("slow-replica", "rtt-shift", "mixed-fleet", "six-replicas")
+PRIORS = ("priors-fast", "priors-slow")
 #: Ten minutes at a third of the load: prefills take a tenth of each engine's time, so that only the round trip counts.
 WILDCHAT = Workload(
-    name="WildChat-like",
-    traces=("wildchat-like",),
+    name="WildChat-like", traces=("wildchat-like",), time_scale=3.0,
     filters=TraceFilters(max_input=24_000, max_output=128, limit=7_000),
-    time_scale=3.0,
-)
+)  # fmt: skip
 #: Engines that find part of each prefix.
 PARTIAL_HITS, PARTIAL_HITS_LOADS = ("partial-hits-30", "partial-hits-60", "checkpoints-1024"), (3.0, 2.0, 1.0)
 PARTIAL_HITS_SEEDS = 3
@@ -102,21 +91,18 @@ ENGINES_AT_MOST = 1.03
 
 def engine_workloads() -> Iterator[Workload]:
     """Yield every shape on every fleet, with full and with partial hits."""
-    for name, time_scale in ENGINE_SHAPES.items():
+    for (name, time_scale), fleet, scenario in product(ENGINE_SHAPES.items(), ENGINE_FLEETS, ENGINE_SCENARIOS):
         shape = Workload(name=name, traces=(name,), filters=ENGINE_FILTERS, time_scale=time_scale, seeds=ENGINE_SEEDS)
-        for fleet in ENGINE_FLEETS:
-            yield from (shape.on(fleet).under(scenario) for scenario in ENGINE_SCENARIOS)
+        yield shape.on(fleet).under(scenario)
 
 
 def all_targets(conversation: str | None) -> list[RatioTarget]:
     """Return every target in the order of the table; those of the conversation trace only with its file."""
     low, high = ([ART_CHAT.at(load) for load in loads] for loads in (ART_CHAT_LOADS[:2], ART_CHAT_LOADS[2:]))
-    workloads = [*low, *high, *_conversation(conversation)]
+    trace = Workload(name="conversation trace", traces=(conversation or "",), filters=CONVERSATION_FILTERS)
+    workloads = [*low, *high, *(trace.at(load) for load in CONVERSATION_LOADS if conversation is not None)]
     scenarios = [SCENARIOS_AT.under(name) for name in SCENARIOS]
-    partial = [replace(ART_CHAT, seeds=PARTIAL_HITS_SEEDS).at(load).under(name)
-               for name in PARTIAL_HITS for load in PARTIAL_HITS_LOADS]  # fmt: skip
-    tail = replace(WILDCHAT, seeds=PARTIAL_HITS_SEEDS).at(1.0)
-    of_engines = [(figure, ENGINES_AT_MOST) for figure in (TTFT, E2E)]
+    partial = [ART_CHAT.at(load).under(name) for name, load in product(PARTIAL_HITS, PARTIAL_HITS_LOADS)]
     return [
         *targets_of("baselines", low, ALL_READINGS, (TTFT, 0.90)),
         *targets_of("baselines", high, ALL_READINGS, (TTFT, 0.80)),
@@ -128,23 +114,23 @@ def all_targets(conversation: str | None) -> list[RatioTarget]:
         *targets_of("scenarios", scenarios, (ORACLE,), (TTFT, 1.06), (E2E, 1.06)),
         *targets_of("scenarios", scenarios[:1], (PAPER,), (E2E, 1.05)),
         *targets_of("wildchat", (WILDCHAT,), (RANDOM,), (TTFT, 0.85)),
-        *_priors(),
+        *(replace(found, others_on=(SCENARIOS_AT,)) for found in
+          targets_of("priors", map(SCENARIOS_AT.under, PRIORS), (OURS,), (TTFT, 1.05))),
         *_held_out("paper", PAPER, BASELINES, PUBLISHED_RATIOS),
         *_held_out("learned", LEARNED, BASELINES, PUBLISHED_RATIOS),
         *_held_out("learned", LEARNED, (PAPER,), dict.fromkeys(PUBLISHED_RATIOS, 1.0)),
-        *targets_of("engines", engine_workloads(), (PAPER, *ALL_READINGS), *of_engines),
-        *targets_of("partial-hits", partial, (PAPER,), (TTFT, 0.97), (E2E, 1.0)),
-        *targets_of("tail", [tail], (PAPER,), ("p99 TTFT", 1.0), (E2E, 1.0)),
-        *_residual(workloads, scenarios),
-        *_two_terms(workloads, scenarios),
-    ]
+        *targets_of("engines", engine_workloads(), (PAPER, *ALL_READINGS), (TTFT, ENGINES_AT_MOST),
+                    (E2E, ENGINES_AT_MOST)),
+        *targets_of("partial-hits", _few(partial, PARTIAL_HITS_SEEDS), (PAPER,), (TTFT, 0.97), (E2E, 1.0)),
+        *targets_of("tail", _few([WILDCHAT.at(1.0)], PARTIAL_HITS_SEEDS), (PAPER,), ("p99 TTFT", 1.0), (E2E, 1.0)),
+        *_residual([*workloads, *scenarios]),
+        *_two_terms([*workloads, *(ART_CHAT.at(load) for load in BEYOND), *scenarios, WILDCHAT], partial),
+    ]  # fmt: skip
 
 
-def _conversation(file: str | None) -> Iterable[Workload]:
-    if file is None:
-        return ()
-    trace = Workload(name="conversation trace", traces=(file,), filters=CONVERSATION_FILTERS)
-    return [trace.at(load) for load in CONVERSATION_LOADS]
+def _few(workloads: Iterable[Workload], seeds: int) -> Iterator[Workload]:
+    """Yield the same with so many seeds at most."""
+    yield from (replace(one, seeds=min(one.seeds or seeds, seeds)) for one in workloads)
 
 
 def _published(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
@@ -154,93 +140,29 @@ def _published(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
         yield RatioTarget("published", OURS, workloads, (PAPER,), figure, mean)
 
 
-def _priors() -> Iterator[RatioTarget]:
-    for scenario in ("priors-fast", "priors-slow"):
-        for found in targets_of("priors", (SCENARIOS_AT.under(scenario),), (OURS,), (TTFT, 1.05)):
-            yield replace(found, others_on=(SCENARIOS_AT,))
-
-
 def _held_out(group: str, policy: str, others: Sequence[str], bounds: Mapping[str, float]) -> Iterator[RatioTarget]:
     """Yield p95 TTFT of each of the paper's held-out windows, with its own bound."""
     for window in HELD_OUT:
         yield from targets_of(group, [window], others, (TTFT, bounds[window.name]), policy=policy)
 
 
-def _residual(workloads: Sequence[Workload], scenarios: Sequence[Workload]) -> Iterator[RatioTarget]:
-    priors = [SCENARIOS_AT.under(name) for name in ("priors-fast", "priors-slow")]
-    partial = [ART_CHAT.at(2.0).under(name) for name in PARTIAL_HITS]
+def _residual(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
+    priors = map(SCENARIOS_AT.under, PRIORS)
+    partial = map(ART_CHAT.at(2.0).under, PARTIAL_HITS)
+    everything = [*workloads, *priors, *partial, WILDCHAT, *HELD_OUT, *engine_workloads()]
     bounds = [(figure, RESIDUAL_AT_MOST) for figure in (TTFT, E2E)]
-    for workload in (*workloads, *scenarios, *priors, *partial, WILDCHAT, *HELD_OUT, *engine_workloads()):
-        few = (replace(workload, seeds=RESIDUAL_SEEDS),)
-        yield from targets_of("residual", few, (OURS,), *bounds, policy=RESIDUAL)
+    for one in _few(everything, RESIDUAL_SEEDS):
+        yield from targets_of("residual", [one], (OURS,), *bounds, policy=RESIDUAL)
 
 
-def _two_terms(workloads: Sequence[Workload], scenarios: Sequence[Workload]) -> Iterator[RatioTarget]:
+def _two_terms(workloads: Sequence[Workload], partial: Sequence[Workload]) -> Iterator[RatioTarget]:
     """Yield a target per workload and figure: the terms may cost nothing where no session herds."""
-    groups: Mapping[str, Iterable[Workload]] = {
-        "two-terms": (*workloads, *(ART_CHAT.at(load) for load in BEYOND), *scenarios, WILDCHAT),
-        "two-terms-hits": (ART_CHAT.at(load).under(name) for name in PARTIAL_HITS for load in PARTIAL_HITS_LOADS),
-        "two-terms-shapes": engine_workloads(),
-    }
+    groups = {"two-terms": workloads, "two-terms-hits": partial, "two-terms-shapes": engine_workloads()}
     bounds = [(figure, TWO_TERMS_AT_MOST) for figure in ("mean TTFT", TTFT, "p99 TTFT", E2E)]
     for group, found in groups.items():
-        for workload in found:
-            few = (replace(workload, seeds=min(workload.seeds or TWO_TERMS_SEEDS, TWO_TERMS_SEEDS)),)
-            yield from targets_of(group, few, (SHORT_SIGHTED,), *bounds)
+        for one in _few(found, TWO_TERMS_SEEDS):
+            yield from targets_of(group, [one], (SHORT_SIGHTED,), *bounds)
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    """Run what the targets of the groups need, and return them by group, then means of every policy."""
-    chosen = [one for one in all_targets(grid.trace) if one.group in groups]
-    targets = [one.first(grid.first_requests).queued(grid.queue) for one in chosen]
-    return report_on(targets, grid.seeds, runner)
-
-
-def report_on(
-    targets: Sequence[RatioTarget],
-    seeds: Sequence[int],
-    runner: Runner,
-    *,
-    titles: Mapping[str, str] = TITLES,
-    means: tuple[Sequence[str], Sequence[tuple[str, str, float]]] = (MEANS_HEADER, MEANS),
-) -> SystemReport:
-    """Run what targets need and return their tables; `means` are the header and the columns of the last one."""
-    begun_s, made = monotonic(), runner.made
-    tasks = list(dict.fromkeys(task for target in targets for task in target.tasks(seeds)))
-    # Runs that share a trace follow one another: each process keeps the feed that it used last.
-    runs = runner.runs(sorted(tasks, key=lambda one: (one.trace, one.seed, one.workload.time_scale)), title=TITLE)
-    verdicts = [target.verdict(runs, seeds) for target in targets]
-    unique = {task.key(): runs[task] for task in tasks}
-    failing = sorted({task.policy for task in tasks if runs[task].row.errors})
-    met, cpu_s = sum(bool(one.met) for one in verdicts), sum(run.cpu_s for run in unique.values())
-    end = (
-        f"{met} of {len(verdicts)} targets met, all simulated; {len(unique)} runs, {cpu_s:.0f} s of processor time; "
-        f"{runner.made - made} of them were made now, in {monotonic() - begun_s:.0f} s."
-    )
-    return SystemReport(
-        sections=[*sections(verdicts, HEADER, titles), TableSection("", means[0], mean_cells(tasks, runs, means[1]))],
-        end=end + (f" Requests failed under {', '.join(failing)}." if failing else ""),
-        rows=[verdict.as_json() for verdict in verdicts],
-    )
-
-
-def mean_cells(
-    tasks: Sequence[PolicyTask], runs: Runs, columns: Sequence[tuple[str, str, float]] = MEANS
-) -> list[tuple[str, ...]]:
-    """Return means over seeds of every policy, workload by workload."""
-    by_workload: dict[tuple[Workload, str], list[ResultRow]] = {}
-    for task in tasks:
-        by_workload.setdefault((task.workload, task.policy), []).append(runs[task].row)
-    rows = {(workload.label, policy): found for (workload, policy), found in by_workload.items()}
-    labels = list(dict.fromkeys(label for label, _ in rows))
-    ordered = sorted(rows, key=lambda place: (labels.index(place[0]), place[1]))
-    return [
-        (*place, *(number(_seed_mean(rows[place], name), form, factor) for name, form, factor in columns))
-        for place in ordered
-    ]
-
-
-def _seed_mean(rows: Sequence[ResultRow], measure: str) -> float | None:
-    """Return the mean of each seed's figure; the replica with the largest share is another one in each."""
-    values = [value for row in rows if (value := MEASURES[measure](row)) is not None]
-    return fmean(values) if values else None
+    return target_report(all_targets(grid.trace), groups, grid, runner, TITLES)

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from experiments.comparison import ComparisonTarget, VariantComparison, mean_of
 from experiments.fleets import ExperimentFleet
-from experiments.grid import Grid, SystemReport
 from experiments.pictures import Pictured
-from experiments.published import Claim, Published, Source
-from experiments.reports import cached, source_report
+from experiments.published import Claim, Published
+from experiments.reports import EVENTS as OURS
+from experiments.reports import Grid, SystemReport, cached, variant_report
 from experiments.runner import Runner, Runs
 from experiments.systems.policies import ENGINE_FILTERS, ENGINE_FLEETS, ENGINE_SHAPES
-from experiments.traffic import ChatTraffic, ContextTraffic, Traffic
+from experiments.traffic import ChatTraffic, ContextTraffic
 from gorgo.lab.datasets import own_block_tokens
 from gorgo.lab.sim.faults import BadReports, RouterRestart
 from gorgo.lab.sim.kv_events import PathFaults
@@ -43,56 +44,58 @@ LOST_S, CUT_S, RESTART_S = (60.0, 80.0), (110.0, 130.0), 160.0
 
 
 def comparisons() -> list[VariantComparison]:
-    return [*_sources(), *_workloads(), _faults(), *_replicas(), *_sticky()]
+    equal = ExperimentFleet(name="8xL40S", profile="1xL40S-Llama-3.1-8B", replicas=8)
+    contexts = [
+        ContextTraffic(name=name, contexts=count, context_tokens=tokens, requests=1_600, rate_per_s=5.6)
+        for name, count, tokens in (("RAG, 128 contexts", 128, 10_000), ("one system prompt", 1, 2_000))
+    ]
+    return [
+        *_sources(),
+        *_workloads(),
+        _faults(),
+        *_replicas(),
+        # Its policy, Algorithm 1: on many contexts of equal use, and where each request begins with the same prompt.
+        *(cached("sticky", equal, traffic, (ROUND_ROBIN, STICKY, EVENTS)) for traffic in contexts),
+    ]  # fmt: skip
 
 
 def _sources() -> Iterator[VariantComparison]:
     """Sources side by side: events within 2 % of exact caches, and never behind the history."""
     # At their own load the chats would have queues without end on the smallest pools.
-    slower = replace(_CHAT, name=f"{_CHAT.name}, 0.4 of its load", load=0.4)
-    loads: tuple[tuple[ExperimentFleet, tuple[Traffic, ...]], ...] = (
-        (ExperimentFleet(name="sglang"), (_CHAT, _CHAT, slower)),
-        (_H100, (_CONTEXTS,) * len(POOLS)),
-    )
+    slower, chats = replace(_CHAT, name=f"{_CHAT.name}, 0.4 of its load", load=0.4), ExperimentFleet(name="sglang")
     targets = (
         ComparisonTarget(of=EVENTS, against=EXACT, figure="p95 TTFT", at_most=1.02),
         ComparisonTarget(of=EVENTS, against=EXACT, figure="hit", at_least=0.98),
         ComparisonTarget(of=EVENTS, against=HISTORY, figure="p95 TTFT", at_most=1.0),
         ComparisonTarget(of=EVENTS, against=HISTORY, figure="mean TTFT", at_most=1.0),
     )
-    for fleet, traffics in loads:
-        for share, traffic in zip(POOLS, traffics, strict=True):
-            yield cached("sources", replace(fleet, pool_share=share), traffic, SOURCES, targets=targets)
+    for share, traffic in zip(POOLS, (_CHAT, _CHAT, slower), strict=True):
+        yield cached("sources", replace(chats, pool_share=share), traffic, SOURCES, targets=targets)
+    for share in POOLS:
+        yield cached("sources", replace(_H100, pool_share=share), _CONTEXTS, SOURCES, targets=targets)
 
 
 def _workloads() -> Iterator[VariantComparison]:
     """Every shape on engines of both kinds: with events never behind the history alone."""
     targets = [ComparisonTarget(of=EVENTS, against=HISTORY, figure=one, at_most=1.0) for one in ("p95 TTFT", "p95 E2E")]
-    for fleet in ENGINE_FLEETS:
-        for trace, time_scale in ENGINE_SHAPES.items():
-            load, block_tokens = 1 / time_scale, own_block_tokens(trace)
-            traffic = ChatTraffic(
-                name=f"{trace}, load {load:.2g}", trace=trace, requests=700, load=load, block_tokens=block_tokens,
-                filters=ENGINE_FILTERS,
-            )  # fmt: skip
-            yield cached("workloads", ExperimentFleet(name=fleet), traffic, (HISTORY, EVENTS), targets=targets)
+    for fleet, (trace, time_scale) in product(ENGINE_FLEETS, ENGINE_SHAPES.items()):
+        traffic = ChatTraffic(
+            name=f"{trace}, load {1 / time_scale:.2g}", trace=trace, requests=700, load=1 / time_scale,
+            block_tokens=own_block_tokens(trace), filters=ENGINE_FILTERS,
+        )  # fmt: skip
+        yield cached("workloads", ExperimentFleet(name=fleet), traffic, (HISTORY, EVENTS), targets=targets)
 
 
 def _faults() -> VariantComparison:
     """Phantom and missed tokens over time, while reports fail and the router restarts."""
-    return cached(
-        "faults",
-        replace(_H100, pool_share=0.25),
-        replace(_CONTEXTS, requests=1760),
-        REPORTED,
-        faults=(
-            BadReports(None, PathFaults(lost=0.5, doubled=0.1, reordered=0.1), *LOST_S),
-            BadReports(None, PathFaults(cut=True), *CUT_S),
-            RouterRestart(RESTART_S),
-        ),
-        audited=True,
-        marks={LOST_S[0]: "half of the reports lost", CUT_S[0]: "reports cut", RESTART_S: "router restarts"},
+    faults = (
+        BadReports(None, PathFaults(lost=0.5, doubled=0.1, reordered=0.1), *LOST_S),
+        BadReports(None, PathFaults(cut=True), *CUT_S),
+        RouterRestart(RESTART_S),
     )
+    marks = {LOST_S[0]: "half of the reports lost", CUT_S[0]: "reports cut", RESTART_S: "router restarts"}
+    fleet, traffic = replace(_H100, pool_share=0.25), replace(_CONTEXTS, requests=1760)
+    return cached("faults", fleet, traffic, REPORTED, faults=faults, audited=True, marks=marks)
 
 
 def _replicas() -> Iterator[VariantComparison]:
@@ -106,29 +109,16 @@ def _replicas() -> Iterator[VariantComparison]:
         yield cached("replicas", fleet, traffic, (ROUND_ROBIN, *REPORTED), x=float(count))
 
 
-def _sticky() -> Iterator[VariantComparison]:
-    """Its policy, Algorithm 1: on many contexts of equal use, and where each request begins with the same prompt."""
-    fleet = ExperimentFleet(name="8xL40S", profile="1xL40S-Llama-3.1-8B", replicas=8)
-    for name, contexts, tokens in (("RAG, 128 contexts", 128, 10_000), ("one system prompt", 1, 2_000)):
-        traffic = ContextTraffic(name=name, contexts=contexts, context_tokens=tokens, requests=1_600, rate_per_s=5.6)
-        yield cached("sticky", fleet, traffic, (ROUND_ROBIN, STICKY, EVENTS))
-
-
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
+_REPLICAS = {"hit": "hit", "p95 TTFT, ms": "p95 TTFT", "bytes of reports a request": "bytes_per_request"}
 PICTURES = {
-    "replicas": Pictured(
-        "lines",
-        {"hit": "hit", "p95 TTFT, ms": "p95 TTFT", "bytes of reports a request": "bytes_per_request"},
-        x_label="replicas",
-    ),
-    "faults": Pictured(
-        "times", {"phantom, of estimated": "phantom", "missed, of cached": "missed", "hit": "hit"}
-    ),
-}  # fmt: skip
+    "replicas": Pictured("lines", _REPLICAS, x_label="replicas"),
+    "faults": Pictured("times", {"phantom, of estimated": "phantom", "missed, of cached": "missed", "hit": "hit"}),
+}
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    return source_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return variant_report(comparisons(), groups, grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:
@@ -139,35 +129,31 @@ def claims(grid: Grid) -> list[Claim]:
     found = []
     for one in (each.scaled(grid.scale) for each in _replicas()):
         count = int(one.x)
-        source = Source("push map", "text", f"round robin over {count} workers", "share of hits, 1/N")
+        column = f"round robin over {count} workers", "share of hits, 1/N"
         claim = Claim(
             system=TITLE, on=one.title, figure=f"hits, {ROUND_ROBIN} / {STICKY}",
-            published=Published.of(f"{1 / count:.4g}", source),
+            published=Published.of("push map", "text", *column, f"{1 / count:.4g}"),
             tasks=[one.task(name, seed) for seed in grid.seeds for name in (ROUND_ROBIN, STICKY, EVENTS)],
-            reproduced=partial(_hits, one, ROUND_ROBIN, STICKY, grid),
-            ours=partial(_hits, one, ROUND_ROBIN, EVENTS, grid), ours_name="gorgo-ms, events",
+            reproduced=partial(one.ratio, ROUND_ROBIN, STICKY, "hit", grid.seeds),
+            ours=partial(one.ratio, ROUND_ROBIN, EVENTS, "hit", grid.seeds), ours_name=OURS,
         )  # fmt: skip
         found.append(claim)
-    figure = "phantoms live at most, s"
-    nothing = Published.of("5", Source("push map", "text on synchronisation", "full set each 5 s", figure))
+    figure, whole = "phantoms live at most, s", grid.scale == 1
     claim = Claim(
-        system=TITLE, on=_faults().title, figure=figure, published=nothing, is_ratio=False,
+        system=TITLE, on=_faults().title, figure=figure, is_ratio=False,
+        published=Published.of("push map", "text on synchronisation", "full set each 5 s", figure, "5"),
         tasks=[_faults().scaled(grid.scale).task("push", seed) for seed in grid.seeds],
-        reproduced=partial(_phantoms_s, grid) if grid.scale == 1 else None,
-        note="" if grid.scale == 1 else "with fewer requests the run ends before the faults do",
+        reproduced=partial(_phantoms_s, grid.seeds) if whole else None,
+        note="" if whole else "with fewer requests the run ends before the faults do",
     )  # fmt: skip
     return [*found, claim]
 
 
-def _hits(one: VariantComparison, of: str, against: str, grid: Grid, runs: Runs) -> Ratio | None:
-    return one.ratio(ComparisonTarget(of=of, against=against, figure="hit"), of, runs, seeds=grid.seeds)
-
-
-def _phantoms_s(grid: Grid, runs: Runs) -> Ratio | None:
+def _phantoms_s(seeds: Sequence[int], runs: Runs) -> Ratio | None:
     """Return after how many seconds with a whole path a push map has at most 5 % of phantoms; slices are 5 s."""
     lasted = []
-    for run in _faults().runs_of("push", runs, grid.seeds):
-        late = [(one["begins_s"] or 0.0) + 5.0 for one in run.slices
-                if CUT_S[1] <= (one["begins_s"] or 0.0) < RESTART_S and (one["phantom"] or 0.0) > 0.05]  # fmt: skip
+    for run in _faults().runs_of("push", runs, seeds):
+        begins = [(one["begins_s"] or 0.0) for one in run.slices if (one["phantom"] or 0.0) > 0.05]
+        late = [begin_s + 5.0 for begin_s in begins if CUT_S[1] <= begin_s < RESTART_S]
         lasted.append(max(late, default=CUT_S[1]) - CUT_S[1])
     return mean_of(lasted)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from experiments.comparison import ComparisonTarget, VariantComparison
 from experiments.fleets import LLAMA_13B, ExperimentFleet
-from experiments.grid import Grid, SystemReport
 from experiments.pictures import Pictured
-from experiments.published import Claim, Published, Source
-from experiments.reports import cached, claims_of, source_report
+from experiments.published import Claim, Published
+from experiments.reports import Grid, SystemReport, cached, claims_of, variant_report
 from experiments.runner import Runner
 from experiments.traffic import ContextTraffic, ConversationKind, ConversationTraffic
 
@@ -25,42 +25,33 @@ RATES: dict[ConversationKind, float] = {"branching": 0.4, "continued": 1.5, "res
 AGAINST_ROUND_ROBIN = {"mean TTFT": ("0.56-0.67", "TTFT, -33 to -44 %"), "p99 TTFT": ("0.15-0.40", "P99, -60 to -85 %")}
 
 
-def _published(text: str, row: str, column: str) -> Published:
-    return Published.of(text, Source("ranvier", "results, 8xA100, 13B", row, column), ROUND_ROBIN)
+def _published(row: str, column: str, text: str) -> Published:
+    return Published.of("ranvier", "results, 8xA100, 13B", row, column, text, ROUND_ROBIN)
 
 
 def comparisons() -> list[VariantComparison]:
-    return [*_conversations(), _override()]
-
-
-def _conversations() -> Iterator[VariantComparison]:
-    """Routes by depth mode, on conversations of three kinds."""
-    targets = [
-        ComparisonTarget(
-            of=label, against=ROUND_ROBIN, figure=figure,
-            published=_published(text, "multi-depth", column) if label == MULTI else None,
-        )
+    """Return routes by depth mode, on conversations of three kinds; and most traffic behind one system prompt."""
+    by_mode = [
+        ComparisonTarget(of=label, against=ROUND_ROBIN, figure=figure,
+                         published=_published("multi-depth", column, text) if label == MULTI else None)
         for label in (WHOLE, SINGLE, MULTI, OURS)
         for figure, (text, column) in AGAINST_ROUND_ROBIN.items()
     ]  # fmt: skip
-    variants = (ROUND_ROBIN, WHOLE, SINGLE, MULTI, "longest prefix, exact caches", OURS)
-    for kind, starts_per_s in RATES.items():
-        traffic = ConversationTraffic(kind=kind, requests=2400, starts_per_s=starts_per_s)
-        yield cached("depths", _A100, traffic, variants, targets=targets, x=kind)
-
-
-def _override() -> VariantComparison:
-    """Most traffic behind one system prompt: the override trades hits for the tail."""
-    traffic = ContextTraffic(
+    # The override trades hits for the tail.
+    override = [
+        ComparisonTarget(of=ON, against=OFF, figure=figure, published=_published("load override", column, text))
+        for figure, text, column in (("p99 TTFT", "0.55", "P99, -45 %"), ("hit", "0.94", "hits, about -5 points"))
+    ]
+    one_prompt = ContextTraffic(
         name="80 % behind one system prompt", contexts=40, context_tokens=2000, first_share=0.8, question_tokens=300,
         requests=2400, rate_per_s=5.0, block_tokens=16,
     )  # fmt: skip
-    rows = ("p99 TTFT", "0.55", "P99, -45 %"), ("hit", "0.94", "hits, about -5 points")
-    targets = [
-        ComparisonTarget(of=ON, against=OFF, figure=figure, published=_published(text, "load override", column))
-        for figure, text, column in rows
-    ]
-    return cached("override", _A100, traffic, (ROUND_ROBIN, OFF, ON, OURS), targets=targets)
+    modes = (ROUND_ROBIN, WHOLE, SINGLE, MULTI, "longest prefix, exact caches", OURS)
+    return [
+        *(cached("depths", _A100, ConversationTraffic(kind=kind, requests=2400, starts_per_s=rate_per_s), modes,
+                 targets=by_mode, x=kind) for kind, rate_per_s in RATES.items()),
+        cached("override", _A100, one_prompt, (ROUND_ROBIN, OFF, ON, OURS), targets=override),
+    ]  # fmt: skip
 
 
 GROUPS = tuple(dict.fromkeys(one.group for one in comparisons()))
@@ -68,26 +59,20 @@ PICTURES = {"depths": Pictured("bars", {"mean TTFT, ms": "mean TTFT", "hit": "hi
 
 
 def report(groups: Sequence[str], grid: Grid, runner: Runner) -> SystemReport:
-    return source_report([one for one in comparisons() if one.group in groups], grid, runner, PICTURES)
+    return variant_report(comparisons(), groups, grid, runner, PICTURES)
 
 
 def claims(grid: Grid) -> list[Claim]:
-    found = claims_of(TITLE, comparisons(), grid, GROUPS)
     worse = Claim(
         system=TITLE, on="one run of the post", figure="p99 TTFT, affinity without override / round-robin",
-        published=_published("1.846", "affinity, overloaded", "P99, +84.6 %"),
+        published=_published("affinity, overloaded", "P99, +84.6 %", "1.846"),
         note="the post does not say on which traffic; override off behind one prompt is the nearest",
     )  # fmt: skip
-    return [*found, worse, *_hits(grid)]
-
-
-def _hits(grid: Grid) -> Iterator[Claim]:
-    one = next(each for each in _conversations() if each.x == "continued").scaled(grid.scale)
-    for label, text in ((ROUND_ROBIN, "12"), (MULTI, "58-98")):
-        yield Claim(
-            system=TITLE, on=one.title, figure=f"hits, %, {label}",
-            published=_published(text, label, "hit rate, %"),
-            tasks=[one.task(label, seed) for seed in grid.seeds],
-            reproduced=one.mean_of(label, "hit", grid.seeds, 100),
-            is_ratio=False,
-        )  # fmt: skip
+    one = next(each for each in comparisons() if each.x == "continued").scaled(grid.scale)
+    hits = [
+        Claim(system=TITLE, on=one.title, figure=f"hits, %, {label}", is_ratio=False,
+              published=_published(label, "hit rate, %", text), tasks=[one.task(label, seed) for seed in grid.seeds],
+              reproduced=partial(one.mean, label, "hit", grid.seeds, 100))
+        for label, text in ((ROUND_ROBIN, "12"), (MULTI, "58-98"))
+    ]  # fmt: skip
+    return [*claims_of(TITLE, comparisons(), grid, GROUPS), worse, *hits]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import mean
 from typing import Any, NamedTuple
 
+from experiments.comparison import MEASURES
 from experiments.fleets import ExperimentFleet
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport
 from experiments.runner import Runner, Runs
 from experiments.simulated import REPLACED_SLICES, SimTask, TaskRun
-from experiments.tables import TableSection
+from experiments.tables import TableSection, number
 from experiments.traffic import ChatTraffic
 from experiments.variants import Variant
 from gorgo.lab.sim.fleet import find_fleet
@@ -19,7 +21,6 @@ from gorgo.lab.sim.routers import SHARINGS, RouterGroup, Sharing
 from gorgo.lab.traces import TraceFilters
 
 NAME, TITLE = "routers", "several routers"
-GROUPS = ("routers", "processes", "delay", "replaced", "overload", "large")
 #: The fleet of all runs: the paper's, of three regions.
 FLEET = "paper"
 _PAPER, _GORGO_MS = ExperimentFleet(name=FLEET), Variant(policy="gorgo-ms")
@@ -73,7 +74,23 @@ class Labelled(NamedTuple):
 
 def runs_of(groups: Sequence[str], grid: Grid) -> list[Labelled]:
     """Return the runs of some groups; without the conversation trace where the grid has none."""
-    made = [*_routers(grid.trace, grid.counts), *_processes(), *_delay(), *_replaced(), *_overload(), *_large()]
+    half, beyond = CHAT.at(0.5), CHAT.at(round(CAPACITY * OVERLOAD, 3))
+    columns: Sequence[tuple[str, int, Sharing]] = (("one", 1, "all"), ("alone", 4, "none"), ("store", 4, "store"))
+    replacements: Sequence[tuple[str, Sharing, float | None]] = (
+        ("not replaced", "none", None), ("no store", "none", 0.5), ("store", "store", 0.5),
+    )  # fmt: skip
+    made = [
+        *_routers(grid.trace, grid.counts),
+        *_processes(),
+        *(_labelled("delay", row, "figures", half, count, sharing, delay_s=delay_s,
+                    variant=Variant(policy="multi-depth", max_routes=max_routes))
+          for row, count, sharing, max_routes, delay_s in _ROUTES),
+        *(_labelled("replaced", row, "one router", half, 1, sharing, around_replacement=True, replaced_after=after)
+          for row, sharing, after in replacements),
+        *(_labelled("overload", f"{OVERLOAD} times capacity", column, beyond, count, sharing, queueing=True)
+          for column, count, sharing in columns),
+        *_large(),
+    ]  # fmt: skip
     found = [each for group in groups for each in made if each.group == group]
     return [
         each._replace(task=replace(each.task.scaled(grid.scale), seed=seed)) for seed in grid.seeds for each in found
@@ -90,13 +107,11 @@ def _labelled(
 
 
 def _routers(trace: str | None, counts: Sequence[int]) -> Iterator[Labelled]:
-    for traffic in [CHAT] if trace is None else [CHAT, replace(CONVERSATION, trace=trace)]:
-        for load in LOADS[traffic.name]:
-            chosen = traffic.at(load)
-            yield _labelled("routers", f"{chosen.name}/1", "one", chosen, 1, "all")
-            for count in counts:
-                for column, sharing in _SHARED.items():
-                    yield _labelled("routers", f"{chosen.name}/{count}", column, chosen, count, sharing)
+    traffics = [CHAT] if trace is None else [CHAT, replace(CONVERSATION, trace=trace)]
+    for traffic in (each.at(load) for each in traffics for load in LOADS[each.name]):
+        yield _labelled("routers", f"{traffic.name}/1", "one", traffic, 1, "all")
+        for count, (column, sharing) in product(counts, _SHARED.items()):
+            yield _labelled("routers", f"{traffic.name}/{count}", column, traffic, count, sharing)
 
 
 def _processes() -> Iterator[Labelled]:
@@ -106,54 +121,24 @@ def _processes() -> Iterator[Labelled]:
             yield _labelled("processes", f"{load:g}", str(count), CHAT.at(load), count, "local", delay_s=None)
 
 
-def _delay() -> Iterator[Labelled]:
-    for row, count, sharing, max_routes, delay_s in _ROUTES:
-        variant = Variant(policy="multi-depth", max_routes=max_routes)
-        yield _labelled("delay", row, "figures", CHAT.at(0.5), count, sharing, delay_s=delay_s, variant=variant)
-
-
-def _replaced() -> Iterator[Labelled]:
-    rows: Sequence[tuple[str, Sharing, float | None]] = (
-        ("not replaced", "none", None), ("no store", "none", 0.5), ("store", "store", 0.5),
-    )  # fmt: skip
-    for row, sharing, share in rows:
-        one = _labelled("replaced", row, "one router", CHAT.at(0.5), 1, sharing, around_replacement=True)
-        yield one._replace(task=replace(one.task, replaced_after=share))
-
-
-def _overload() -> Iterator[Labelled]:
-    traffic = CHAT.at(round(CAPACITY * OVERLOAD, 3))
-    columns: Sequence[tuple[str, int, Sharing]] = (("one", 1, "all"), ("alone", 4, "none"), ("store", 4, "store"))
-    for column, count, sharing in columns:
-        yield _labelled("overload", f"{OVERLOAD} times capacity", column, traffic, count, sharing, queueing=True)
-
-
 def _large() -> Iterator[Labelled]:
     replicas, count = LARGE
-    own = len(find_fleet(FLEET).replicas)
-    traffic = replace(CHAT.at(round(0.5 * replicas / own, 1)), requests=_LARGE_REQUESTS)
+    load = round(0.5 * replicas / len(find_fleet(FLEET).replicas), 1)
+    traffic, fleet = replace(CHAT.at(load), requests=_LARGE_REQUESTS), ExperimentFleet(name=FLEET, replicas=replicas)
     for sharing in SHARINGS[:2]:
-        fleet = ExperimentFleet(name=FLEET, replicas=replicas)
         yield _labelled("large", sharing, "figures", traffic, count, sharing, fleet=fleet)
 
 
 # -- figures of a cell
 
 
-def _hit(runs: Sequence[TaskRun]) -> float:
-    return 100 * mean(run.row.cache_hit or 0.0 for run in runs)
-
-
-def _ttft_ms(runs: Sequence[TaskRun]) -> float:
-    return mean(run.row.ttft_ms.p95 or 0.0 for run in runs)
-
-
-def _e2e_s(runs: Sequence[TaskRun]) -> float:
-    return mean(run.row.e2e_s.p95 or 0.0 for run in runs)
+def _figure(runs: Sequence[TaskRun], name: str) -> float:
+    """Return the mean over seeds of a measure, hits in %."""
+    return (100 if name == "hit" else 1) * mean(MEASURES[name](run.row) or 0.0 for run in runs)
 
 
 def _three(runs: Sequence[TaskRun]) -> str:
-    return f"{_hit(runs):.1f} / {_ttft_ms(runs):.0f} / {_e2e_s(runs):.2f}"
+    return f"{_figure(runs, 'hit'):.1f} / {_figure(runs, 'p95 TTFT'):.0f} / {_figure(runs, 'p95 E2E'):.2f}"
 
 
 def _value(runs: Sequence[TaskRun], name: str) -> float:
@@ -163,32 +148,6 @@ def _value(runs: Sequence[TaskRun], name: str) -> float:
 def _bytes(runs: Sequence[TaskRun]) -> str:
     return f"{_value(runs, 'report_bytes'):.0f}" if any("report_bytes" in run.values for run in runs) else "-"
 
-
-class StoreMeasure(NamedTuple):
-    """What a store is measured by: more hits are better, and less time is."""
-
-    name: str
-    of: Callable[[Sequence[TaskRun]], float]
-
-    def behind(self, store: Sequence[TaskRun], one: Sequence[TaskRun]) -> float:
-        """Return by how much the store differs from one router: points of hits, or %."""
-        if self.of is _hit:
-            return self.of(store) - self.of(one)
-        return 100 * (self.of(store) / self.of(one) - 1)
-
-    def is_missed(self, store: Sequence[TaskRun], one: Sequence[TaskRun]) -> bool:
-        if self.of is _hit:
-            return self.behind(store, one) < -HIT_POINTS
-        return self.of(store) / self.of(one) > RATIO
-
-    def won_back(self, alone: Sequence[TaskRun], store: Sequence[TaskRun], one: Sequence[TaskRun]) -> float | None:
-        """Return the share of the loss of routers alone that a store wins back; `None` where they lose nothing."""
-        sign = 1 if self.of is _hit else -1
-        lost = sign * (self.of(one) - self.of(alone))
-        return sign * (self.of(store) - self.of(alone)) / lost if lost > 0 else None
-
-
-_STORE_MEASURES = (StoreMeasure("hit", _hit), StoreMeasure("TTFT", _ttft_ms), StoreMeasure("E2E", _e2e_s))
 
 # -- tables
 
@@ -220,16 +179,34 @@ def _against_each_other(cells: Cells) -> Iterator[TableSection]:
     yield TableSection("Targets", TARGETS_HEADER, targets)
 
 
+#: What a store is measured by: more hits are better, and less time is.
+_STORE_MEASURES = {"hit": "hit", "TTFT": "p95 TTFT", "E2E": "p95 E2E"}
+
+
 def _against_one(alone: Sequence[TaskRun], store: Sequence[TaskRun], one: Sequence[TaskRun]) -> Iterator[str]:
-    """Yield how far the store is behind one router, what it wins back, and which targets are missed."""
-    for measure in _STORE_MEASURES:
-        of_seeds = [measure.behind([ours], [theirs]) for ours, theirs in zip(store, one, strict=True)]
-        yield f"{measure.behind(store, one):+.1f} [{min(of_seeds):+.1f}, {max(of_seeds):+.1f}]"
-    won = {measure.name: measure.won_back(alone, store, one) for measure in _STORE_MEASURES}
-    yield " / ".join("-" if share is None else f"{100 * share:.0f}" for share in won.values())
-    missed = [measure.name for measure in _STORE_MEASURES if measure.is_missed(store, one)]
-    missed += [f"{name} won back" for name, share in won.items() if share is not None and share < WON_BACK]
-    yield ", ".join(missed) or "none"
+    """Yield how far the store is behind one router, the share of the loss of routers alone that it wins back ("-" where
+    they lose nothing), and which targets are missed."""
+    won, missed, missed_won = [], [], []
+    for title, name in _STORE_MEASURES.items():
+        behind = _behind(name, store, one)
+        of_seeds = [_behind(name, [ours], [theirs]) for ours, theirs in zip(store, one, strict=True)]
+        yield f"{behind:+.1f} [{min(of_seeds):+.1f}, {max(of_seeds):+.1f}]"
+        if behind < -HIT_POINTS if name == "hit" else _figure(store, name) / _figure(one, name) > RATIO:
+            missed.append(title)
+        sign = 1 if name == "hit" else -1
+        lost = sign * (_figure(one, name) - _figure(alone, name))
+        share = sign * (_figure(store, name) - _figure(alone, name)) / lost if lost > 0 else None
+        won.append(number(share, ".0f", 100))
+        if share is not None and share < WON_BACK:
+            missed_won.append(f"{title} won back")
+    yield " / ".join(won)
+    yield ", ".join([*missed, *missed_won]) or "none"
+
+
+def _behind(name: str, store: Sequence[TaskRun], one: Sequence[TaskRun]) -> float:
+    """Return by how much a store differs from one router: points of hits, or %."""
+    ours, theirs = _figure(store, name), _figure(one, name)
+    return ours - theirs if name == "hit" else 100 * (ours / theirs - 1)
 
 
 def _of_processes(cells: Cells) -> Iterator[TableSection]:
@@ -241,7 +218,7 @@ def _of_processes(cells: Cells) -> Iterator[TableSection]:
 
 def _late(cells: Cells) -> Iterator[TableSection]:
     rows = [
-        (row, f"{_hit(runs):.1f}", f"{_ttft_ms(runs):.0f}",
+        (row, f"{_figure(runs, 'hit'):.1f}", f"{_figure(runs, 'p95 TTFT'):.0f}",
          *(f"{_value(runs, f'{origin} routes'):.2f}" for origin in ("remote", "local")), _bytes(runs))
         for (row, _), runs in cells.items()
     ]  # fmt: skip
@@ -268,12 +245,14 @@ def _goodput(cells: Cells) -> Iterator[TableSection]:
 def _of_large(cells: Cells) -> Iterator[TableSection]:
     header = (f"{LARGE[0]} replicas, {LARGE[1]} routers", "requests", "virtual, s", "CPU, s", "bytes a request")
     rows = [
-        (row, str(runs[0].row.n), f"{_value(runs, 'lasted_s'):.0f}",
-         f"{mean(run.cpu_s for run in runs):.0f}", _bytes(runs))
+        (row, str(runs[0].row.n), f"{_value(runs, 'lasted_s'):.0f}", f"{mean(run.cpu_s for run in runs):.0f}",
+         _bytes(runs))
         for (row, _), runs in cells.items()
     ]  # fmt: skip
     yield TableSection("A large group", header, rows)
 
 
+#: The tables of each group.
 _TABLES = {"routers": _against_each_other, "processes": _of_processes, "delay": _late,
            "replaced": _around_replacement, "overload": _goodput, "large": _of_large}  # fmt: skip
+GROUPS = tuple(_TABLES)

@@ -13,7 +13,7 @@ from math import nan
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeAlias
 
-from experiments.grid import Grid, SystemReport
+from experiments.reports import Grid, SystemReport
 from experiments.runner import Experiment, Runner, Runs
 from experiments.tables import HEADER_END, ClaimVerdict, sections
 from experiments.tuning import STRIDE, Search, TuningTask, Windows
@@ -31,6 +31,10 @@ TUNING = "art-chat-apr5"
 OURS, PAPER = "gorgo-ms", "gorgo"
 Options: TypeAlias = tuple[tuple[str, Any], ...]
 Weights: TypeAlias = Mapping[str, float]
+PartFigure: TypeAlias = Callable[[RunScore], float]
+Pairs: TypeAlias = Sequence[tuple[RunScore, RunScore]]
+#: Of p95 TTFT and p95 E2E.
+Bounds: TypeAlias = tuple[float | None, float | None]
 _NO_WEIGHTS: Weights = {}
 #: The published protocol for as long as there is traffic.
 PAPER_ALL_ALONG: Options = (("max_generations", 10_000), ("mode", "paper"))
@@ -58,20 +62,20 @@ def e2e(part: RunScore) -> float:
 P95 = (("p95 TTFT", ttft), ("p95 E2E", e2e))
 
 
-def part_ratio(pairs: Sequence[tuple[RunScore, RunScore]], figure: Callable[[RunScore], float]) -> Ratio | None:
+def part_ratio(pairs: Pairs, figure: PartFigure) -> Ratio | None:
     return ratio_of([(figure(one), figure(other)) for one, other in pairs])
 
 
+def verdict_on_parts(group: str, text: str, pairs: Pairs, figure: PartFigure, **more: Any) -> ClaimVerdict:
+    return ClaimVerdict.of_ratio(group, (text,), part_ratio(pairs, figure), **more)
+
+
 def p95_verdicts(
-    group: str,
-    text: str,
-    pairs: Sequence[tuple[RunScore, RunScore]],
-    bounds: tuple[float | None, float | None] = (None, None),
-    note: str = "",
+    group: str, text: str, pairs: Pairs, bounds: Bounds = (None, None), note: str = ""
 ) -> Iterator[ClaimVerdict]:
     """Yield p95 TTFT and p95 E2E of the first of each pair over the second."""
     for (name, figure), bound in zip(P95, bounds, strict=True):
-        yield ClaimVerdict.of_ratio(group, (f"{text}, {name}",), part_ratio(pairs, figure), at_most=bound, note=note)
+        yield verdict_on_parts(group, f"{text}, {name}", pairs, figure, at_most=bound, note=note)
 
 
 def on_window(
@@ -98,23 +102,21 @@ BOUNDS = {PAPER: 0.96, OURS: 0.90}
 def protocol(seeds: Sequence[int]) -> Experiment:
     """Tune by the published protocol and in the default mode, and serve the held-out windows with what each found."""
     tuned = {
-        (policy, f"tuned in mode {dict(options)['mode']}"): [
-            on_window(TUNING, seed, policy, campaign=options) for seed in seeds
-        ]
-        for policy in BOUNDS
-        for options in (PROTOCOL, SWITCHBACK)
+        (policy, options): [on_window(TUNING, seed, policy, campaign=options) for seed in seeds]
+        for policy, options in product(BOUNDS, (PROTOCOL, SWITCHBACK))
     }
-    plain = {(on, policy): [on_window(on[0], seed, policy, load=on[1]) for seed in seeds]
-             for on in HELD_OUT for policy in (*BASELINES, *BOUNDS)}  # fmt: skip
+    plain = {
+        (on, policy): [on_window(on[0], seed, policy, load=on[1]) for seed in seeds]
+        for on, policy in product(HELD_OUT, (*BASELINES, *BOUNDS))
+    }
     runs = yield [task for some in (*tuned.values(), *plain.values()) for task in some]
     served = {
         (on, *named): [frozen(one, runs[task].weights) for one, task in zip(plain[on, named[0]], tasks, strict=True)]
-        for on in HELD_OUT
-        for named, tasks in tuned.items()
+        for on, (named, tasks) in product(HELD_OUT, tuned.items())
     }
     runs = yield [task for tasks in served.values() for task in tasks]
     verdicts = []
-    for (on, policy, words), tasks in served.items():
+    for (on, policy, options), tasks in served.items():
         own = {name: [runs[task].whole for task in plain[on, name]] for name in (*BASELINES, policy)}
         best = min(BASELINES, key=lambda name: median(map(ttft, own[name])))
         found = [runs[task].whole for task in tasks]
@@ -123,17 +125,12 @@ def protocol(seeds: Sequence[int]) -> Experiment:
         summary = ""
         if whole and defaults:
             summary = f"p95 E2E {whole.value:.3f}; p95 TTFT to own defaults {defaults.value:.3f}; "
-        accepted = sum(runs[task].accepted for task in tuned[policy, words])
-        verdicts.append(
-            ClaimVerdict.of_ratio(
-                "protocol",
-                (f"{on[0]}, {load_text(on[1])}: {policy} {words}, frozen / {best}, median p95 TTFT",),
-                part_ratio(pairs, ttft),
-                value=median(ttft(ours) / ttft(theirs) for ours, theirs in pairs),
-                at_most=BOUNDS[policy],
-                note=f"{summary}{accepted} accepted in {len(seeds)} runs",
-            )
-        )
+        accepted = sum(runs[task].accepted for task in tuned[policy, options])
+        words = f"{on[0]}, {load_text(on[1])}: {policy} tuned in mode {dict(options)['mode']}, frozen"
+        text = f"{words} / {best}, median p95 TTFT"
+        middle = median(ttft(ours) / ttft(theirs) for ours, theirs in pairs)
+        bound = {"at_most": BOUNDS[policy], "note": f"{summary}{accepted} accepted in {len(seeds)} runs"}
+        verdicts.append(verdict_on_parts("protocol", text, pairs, ttft, value=middle, **bound))
     return verdicts
 
 
@@ -141,10 +138,7 @@ def protocol(seeds: Sequence[int]) -> Experiment:
 
 LOADS = (3.0, 2.0, 1.25, 1.0)
 #: Bounds on p95 TTFT and p95 E2E by mode.
-NO_HARM: tuple[tuple[Options, tuple[float | None, float | None]], ...] = (
-    (SWITCHBACK, (1.01, 1.02)),
-    (PAPER_ALL_ALONG, (None, None)),
-)
+NO_HARM: Mapping[Options, Bounds] = {SWITCHBACK: (1.01, 1.02), PAPER_ALL_ALONG: (None, None)}
 
 
 def no_harm(seeds: Sequence[int]) -> Experiment:
@@ -153,20 +147,20 @@ def no_harm(seeds: Sequence[int]) -> Experiment:
     def task(policy: str, load: float, seed: int, options: Options | None) -> TuningTask:
         return on_window(TUNING, seed, policy, load=load, campaign=options)
 
-    modes, policies = (None, SWITCHBACK, PAPER_ALL_ALONG), (PAPER, OURS)
-    runs = yield [task(*each) for each in product(policies, LOADS, seeds, modes)]
+    policies = (PAPER, OURS)
+    runs = yield [task(*each) for each in product(policies, LOADS, seeds, (None, *NO_HARM))]
     verdicts = []
-    for policy, (options, bounds) in product(policies, NO_HARM):
+    for policy, (options, bounds) in product(policies, NO_HARM.items()):
         tuned, fixed = (
             [[runs[task(policy, load, seed, mode)] for load in LOADS] for seed in seeds] for mode in (options, None)
         )
         accepted = sum(run.accepted for of_seed in tuned for run in of_seed)
+        note = f"{accepted} accepted in {len(LOADS) * len(seeds)} runs"
         for (name, figure), bound in zip(P95, bounds, strict=True):
             means = [
                 [geometric_mean([figure(run.whole) for run in loads]) for loads in some] for some in (tuned, fixed)
             ]
             text = f"{policy}, {dict(options)['mode']}: the whole run / fixed defaults, {name}"
-            note = f"{accepted} accepted in {len(LOADS) * len(seeds)} runs"
             ratio = ratio_of(list(zip(*means, strict=True)))
             verdicts.append(ClaimVerdict.of_ratio("no harm", (text,), ratio, at_most=bound, note=note))
     return verdicts
@@ -218,8 +212,7 @@ def bad_start(seeds: Sequence[int]) -> Experiment:
             first_tokens = part_ratio(pairs, ttft)
             note = f"p95 TTFT {first_tokens.value:.3f}; left in {left} of {len(few)} runs" if first_tokens else ""
             text = f"{policy} from {start}, {words} / defaults, p95 E2E after {LEFT_AFTER:,} requests"
-            ratio = part_ratio(pairs, e2e)
-            verdicts.append(ClaimVerdict.of_ratio("bad start", (text,), ratio, at_most=bound, note=note))
+            verdicts.append(verdict_on_parts("bad start", text, pairs, e2e, at_most=bound, note=note))
     return verdicts
 
 
@@ -241,27 +234,15 @@ REQUESTS, WARM_UP = 3_000, 500
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A fleet and its traffic.
-
-    Parameters
-    ----------
-    fleet, shape, time_scale, scenario, policy:
-        As in `TuningTask` and `Windows`; one to four requests a second.
-    windows:
-        Of the live campaign: one and a half to five hours.
-    gain:
-        Upper bound of tuned over default p95 TTFT; None where the defaults are good.
-    campaign, optimizer:
-        As in `TuningTask`.
-    """
+    """A fleet and its traffic; fields without a word are as in `TuningTask` and `Windows`."""
 
     fleet: str
     shape: str
-    time_scale: float
-    windows: int
+    time_scale: float  #: One to four requests a second.
+    windows: int  #: Of the live campaign: one and a half to five hours.
     scenario: str = STEADY
     policy: str = PAPER
-    gain: float | None = None
+    gain: float | None = None  #: Upper bound of tuned over default p95 TTFT; None where the defaults are good.
     campaign: Options = SWITCHBACK
     optimizer: str | None = None
 
@@ -333,38 +314,35 @@ def further(seeds: Sequence[int]) -> Experiment:
     return _live("further fleets", FURTHER, fifth(seeds))
 
 
-def _live(group: str, settings: Sequence[Setting], few: Sequence[int]) -> Experiment:
-    runs = yield [one.live(seed, tuned=tuned) for one in settings for seed in few for tuned in (False, True)]
-    found = {(one, seed): runs[one.live(seed, tuned=True)].weights for one in settings for seed in few}
-    runs = yield [one.held_out(seed, each) for (one, seed), weights in found.items() for each in (_NO_WEIGHTS, weights)]
-    verdicts: list[ClaimVerdict] = []
-    for one in settings:
-        sets = [found[one, seed] for seed in few]
-        verdicts += _fleet_verdicts(group, one, few, runs, sets, "tuned live", "; ".join(map(_shown, sets)))
-        tuned = [runs[one.live(seed, tuned=True)] for seed in few]
-        pairs = [(run.whole, runs[one.live(seed)].whole) for run, seed in zip(tuned, few, strict=True)]
-        accepted = [f"{run.first_accepted_s / 3600:.1f} h" for run in tuned if run.first_accepted_s is not None]
-        note = f"first accepted after {', '.join(accepted) or 'never'}"
-        verdicts += p95_verdicts(group, f"{one.label}, while it was tuned / defaults", pairs, note=note)
-    return verdicts
-
-
 def steps(seeds: Sequence[int], *, optimizer: str = "es") -> Experiment:
     """Tune live by the random steps of one optimizer, freeze, serve held-out windows."""
     settings = [replace(one, optimizer=optimizer) for one in STEPS]
-    runs = yield [one.live(seed, tuned=True) for one in settings for seed in seeds]
-    found = {one: [runs[one.live(seed, tuned=True)] for seed in seeds] for one in settings}
+    return _live(f"steps of {optimizer}", settings, seeds, meanwhile=False)
+
+
+def _live(group: str, settings: Sequence[Setting], few: Sequence[int], *, meanwhile: bool = True) -> Experiment:
+    """Tune live, freeze, serve held-out windows; `meanwhile` compares the traffic of the campaign, too."""
+    modes = (False, True) if meanwhile else (True,)
+    runs = yield [one.live(seed, tuned=tuned) for one in settings for seed in few for tuned in modes]
+    found = {one: [runs[one.live(seed, tuned=True)] for seed in few] for one in settings}
     runs = yield [
         one.held_out(seed, weights)
         for one, tuned in found.items()
-        for seed, run in zip(seeds, tuned, strict=True)
+        for seed, run in zip(few, tuned, strict=True)
         for weights in (_NO_WEIGHTS, run.weights)
     ]
     verdicts: list[ClaimVerdict] = []
     for one, tuned in found.items():
-        note = "; ".join(f"{run.accepted} of {run.generations - 1}: {_shown(run.weights)}" for run in tuned)
-        sets = [run.weights for run in tuned]
-        verdicts += _fleet_verdicts(f"steps of {optimizer}", one, seeds, runs, sets, f"tuned live by {optimizer}", note)
+        sets, shown = [run.weights for run in tuned], [shown_weights(run.weights) for run in tuned]
+        if not meanwhile:
+            shown = [f"{run.accepted} of {run.generations - 1}: {text}" for run, text in zip(tuned, shown, strict=True)]
+        words = "tuned live" + ("" if meanwhile else f" by {one.optimizer}")
+        verdicts += _fleet_verdicts(group, one, few, runs, sets, words, "; ".join(shown))
+        if meanwhile:
+            pairs = [(run.whole, runs[one.live(seed)].whole) for run, seed in zip(tuned, few, strict=True)]
+            accepted = [f"{run.first_accepted_s / 3600:.1f} h" for run in tuned if run.first_accepted_s is not None]
+            note = f"first accepted after {', '.join(accepted) or 'never'}"
+            verdicts += p95_verdicts(group, f"{one.label}, while it was tuned / defaults", pairs, note=note)
     return verdicts
 
 
@@ -403,16 +381,16 @@ def log_filter(seeds: Sequence[int]) -> Experiment:
     for one in FILTERED:
         pairs = [tuple(runs[task(one, seed, filtered=filtered)] for filtered in (True, False)) for seed in few]
         note = "; ".join(f"{2 * ours.candidate_blocks} of {2 * theirs.candidate_blocks}" for ours, theirs in pairs)
-        sets = "; ".join(f"{_shown(ours.weights)} / {_shown(theirs.weights)}" for ours, theirs in pairs)
+        sets = "; ".join(f"{shown_weights(ours.weights)} / {shown_weights(theirs.weights)}" for ours, theirs in pairs)
         blocks = ratio_of([(float(ours.candidate_blocks), float(theirs.candidate_blocks)) for ours, theirs in pairs])
         text = f"{one.label}, with a log / without, live blocks"
         verdicts.append(ClaimVerdict.of_ratio(group, (text,), blocks, at_most=BLOCKS, note=note))
         tails = [(ours.tail, theirs.tail) for ours, theirs in pairs]
         verdicts += p95_verdicts(group, f"{one.label}, with a log / without", tails, (NO_MORE, NO_MORE), sets)
     for share in EXPLORED:
-        ratio = part_ratio([(runs[explored(seed, share)].whole, runs[explored(seed, 0.0)].whole) for seed in few], ttft)
-        text = f"{FILTERED[0].label} with {_shown(WON)}, {share:.1%} by chance / none, p95 TTFT"
-        verdicts.append(ClaimVerdict.of_ratio(group, (text,), ratio))
+        wholes = [(runs[explored(seed, share)].whole, runs[explored(seed, 0.0)].whole) for seed in few]
+        text = f"{FILTERED[0].label} with {shown_weights(WON)}, {share:.1%} by chance / none, p95 TTFT"
+        verdicts.append(verdict_on_parts(group, text, wholes, ttft))
     return verdicts
 
 
@@ -428,10 +406,10 @@ def fleets_by_twin(seeds: Sequence[int]) -> Experiment:
     verdicts: list[ClaimVerdict] = []
     for one, sets in found.items():
         tails = {_key(each): [runs[one.held_out(seed, each)].tail for seed in few] for each in (*grid(one.policy), {})}
-        best = best_of_grid(one.policy, tails)
-        verdicts += _fleet_verdicts(group, one, few, runs, sets, "found by the twin", "; ".join(map(_shown, sets)))
-        bests = [best] * len(few)
-        verdicts += _fleet_verdicts(group, one, few, runs, bests, "best of the grid", _shown(best), bounded=False)
+        best, shown = best_of_grid(one.policy, tails), "; ".join(map(shown_weights, sets))
+        verdicts += _fleet_verdicts(group, one, few, runs, sets, "found by the twin", shown)
+        beside = [best] * len(few), "best of the grid", shown_weights(best)
+        verdicts += _fleet_verdicts(group, one, few, runs, *beside, bounded=False)
     return verdicts
 
 
@@ -473,7 +451,7 @@ def _fleet_verdicts(
     yield from p95_verdicts(group, f"{one.label}, {words} / defaults", pairs, bounds, note)
 
 
-def _shown(weights: Weights) -> str:
+def shown_weights(weights: Weights) -> str:
     return ", ".join(f"{name} {value:.3g}" for name, value in weights.items()) or "the defaults"
 
 
@@ -487,42 +465,41 @@ MARGIN = 1.01
 #: Draws of the windows on which the grid's choice is measured.
 FRESH = 700_000
 #: Where the defaults lose most without a change of the share of one replica.
-FLEET, SHAPE, TIME_SCALE, ALGORITHM_REQUESTS = "mixed-gpus", "art-chat-apr6", 3.0, 2_400
+ALGORITHMS_ON, ALGORITHM_REQUESTS = Setting("mixed-gpus", "art-chat-apr6", 3.0, 1), 2_400
 _DEFAULTS: Weights = {"w_queue": 0.1, "w_rtt": 0.5}
 
 
 def algorithms(seeds: Sequence[int]) -> Experiment:
     """Search the same windows with each optimizer, from the same start; the grid on the same number of candidates."""
+    on = ALGORITHMS_ON
 
     def search(name: str, seed: int) -> TuningTask:
-        sizes = replace(BUDGET, optimizer=name)
-        return on_window(SHAPE, seed, PAPER, load=TIME_SCALE, limit=ALGORITHM_REQUESTS, fleet=FLEET, search=sizes)
+        return on.task(on.traffic(seed, limit=ALGORITHM_REQUESTS), seed, search=replace(BUDGET, optimizer=name))
 
-    def fixed(seed: int, weights: Weights, offset: int) -> TuningTask:
-        limit = ALGORITHM_REQUESTS * 2 // 3
-        return on_window(SHAPE, seed + offset, PAPER, load=TIME_SCALE, weights=weights, limit=limit, fleet=FLEET)
+    def fixed(draw: int, weights: Weights) -> TuningTask:
+        return frozen(on.task(on.traffic(draw, limit=ALGORITHM_REQUESTS * 2 // 3), draw), weights)
 
     runs = yield [
         *(search(name, seed) for name in ALGORITHMS for seed in seeds),
-        *(fixed(seed, weights, 0) for weights in grid(PAPER) for seed in seeds),
+        *(fixed(seed, weights) for weights in grid(PAPER) for seed in seeds),
     ]
     best = {}
     for seed in seeds:
-        tails = {_key(each): [runs[fixed(seed, each, 0)].tail] for each in grid(PAPER)}
-        best[seed] = best_of_grid(PAPER, {**tails, (): [runs[fixed(seed, _DEFAULTS, 0)].tail]}, margin=MARGIN)
-    runs = yield [fixed(seed, weights, FRESH) for seed in seeds for weights in (best[seed], {})]
+        tails = {_key(each): [runs[fixed(seed, each)].tail] for each in grid(PAPER)}
+        best[seed] = best_of_grid(PAPER, {**tails, (): [runs[fixed(seed, _DEFAULTS)].tail]}, margin=MARGIN)
+    runs = yield [fixed(FRESH + seed, weights) for seed in seeds for weights in (best[seed], {})]
     results = {}
     for name in ALGORITHMS:
         found = [runs[search(name, seed)] for seed in seeds]
         results[name] = [(run.tail, run.whole) for run in found], sum(run.accepted for run in found)
-    pairs = [(runs[fixed(seed, best[seed], FRESH)].tail, runs[fixed(seed, {}, FRESH)].tail) for seed in seeds]
+    pairs = [(runs[fixed(FRESH + seed, best[seed])].tail, runs[fixed(FRESH + seed, {})].tail) for seed in seeds]
     results["grid"] = pairs, sum(map(bool, best.values()))
     verdicts = []
     for name, (pairs, moved) in results.items():
         ends = part_ratio(pairs, e2e)
         note = f"p95 E2E {ends.value:.3f}; moved in {moved} of {len(seeds)}" if ends else ""
-        text = f"{FLEET}, {SHAPE}: {PAPER} searched by {name}, {BUDGET.candidates} candidates / start, p95 TTFT"
-        verdicts.append(ClaimVerdict.of_ratio("algorithms", (text,), part_ratio(pairs, ttft), note=note))
+        text = f"{on.fleet}, {on.shape}: {PAPER} searched by {name}, {BUDGET.candidates} candidates / start, p95 TTFT"
+        verdicts.append(verdict_on_parts("algorithms", text, pairs, ttft, note=note))
     return verdicts
 
 

@@ -74,12 +74,12 @@ class _CommandTable(UserDict[str, Any]):
         return self.data[name]
 
 
-def _command(name: str, found: Any) -> Any:
+def _command(name: str, command: Any) -> Any:
     alone = typer.Typer(rich_markup_mode=None)
-    if isinstance(found, typer.Typer):
-        alone.add_typer(found, name=name)
+    if isinstance(command, typer.Typer):
+        alone.add_typer(command, name=name)
     else:
-        alone.command(name)(found)
+        alone.command(name)(command)
     return typer.main.get_group(alone).commands[name]
 
 

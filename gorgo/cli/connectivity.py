@@ -60,14 +60,14 @@ def find_all(config: Config, *, environ: Mapping[str, str]) -> FoundFleet:
 
 async def find_sources(config: Config, environ: Mapping[str, str]) -> FoundFleet:
     """As `find_all`."""
-    found = FoundFleet(config.fleet_sources, now=time.monotonic())
-    await asyncio.gather(*(_find(found, name, environ) for name in found.sources))
-    return found
+    fleet = FoundFleet(config.fleet_sources, now=time.monotonic())
+    await asyncio.gather(*(_find(fleet, name, environ) for name in fleet.sources))
+    return fleet
 
 
-async def _find(found: FoundFleet, name: str, environ: Mapping[str, str]) -> None:
-    reports = _FirstReport(name, found)
-    task = asyncio.create_task(follow_source(found.sources[name].config, reports, environ))
+async def _find(fleet: FoundFleet, name: str, environ: Mapping[str, str]) -> None:
+    reports = _FirstReport(name, fleet)
+    task = asyncio.create_task(follow_source(fleet.sources[name].config, reports, environ))
     first = asyncio.create_task(reports.finished.wait())
     done, _ = await asyncio.wait((task, first), timeout=FIRST_RESULT_S, return_when=asyncio.FIRST_COMPLETED)
     task.cancel()
@@ -148,10 +148,10 @@ async def _addresses_of(url: str, *, timeout_s: float) -> tuple[str, ...]:
         parts = urlsplit(url)
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+            infos = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
         return ()
-    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in infos))
 
 
 async def _reach(clients: ReplicaClients, replica: ReplicaConfig, environ: Mapping[str, str]) -> Reached:
@@ -192,9 +192,13 @@ async def _described(
         except (httpx.HTTPError, ValueError, RecursionError):
             return None
 
-    found = await discover(answer, identify=replica.engine == AUTO)
-    engine = None if found.engine is None else " ".join(filter(None, (found.engine.name, found.engine.version)))
-    models = tuple(model.name for model in found.models or ())
+    discovered = await discover(answer, identify=replica.engine == AUTO)
+    engine = (
+        None
+        if discovered.engine is None
+        else " ".join(filter(None, (discovered.engine.name, discovered.engine.version)))
+    )
+    models = tuple(model.name for model in discovered.models or ())
     return replace(reached, engine=engine if replica.engine == AUTO else replica.engine, models=models)
 
 

@@ -116,8 +116,8 @@ def _lines(config: Path, findings: Sequence[Finding], gathered: Gathered, took_s
     from gorgo.formatting import counted
 
     cost = f"{counted(len(gathered.evidence.replicas), 'replica')}, {counted(gathered.tokens, 'token')} generated"
-    found = counted(len(findings), "finding") if findings else "no silent fault found"
-    yield f"{config}: {found}; {cost}, {took_s:.1f} s"
+    summary = counted(len(findings), "finding") if findings else "no silent fault found"
+    yield f"{config}: {summary}; {cost}, {took_s:.1f} s"
     for finding in findings:
         yield ""
         yield f"{finding.severity:4}  {finding.fault}: {finding.place}"
@@ -167,8 +167,8 @@ class _Gathering:
         valid, missing = self._valid, self._gathered.unknown
         shadow = make_shadow(self._config.proxy.shadow_policy, valid.policy)
         policies = [valid.policy] if shadow is None else [valid.policy, shadow]
-        found = await find_sources(self._config, os.environ)
-        replicas = found.merged(self._config).replicas
+        sources = await find_sources(self._config, os.environ)
+        replicas = sources.merged(self._config).replicas
         async with ReplicaClients(self._config.limits.connect_timeout_s) as clients:
             router, log, tuner, reached = await asyncio.gather(
                 self._router(), asyncio.to_thread(self._log), self._tuner(), clients.reach_all(replicas, os.environ)
@@ -177,8 +177,10 @@ class _Gathering:
             facts = await probing.facts(
                 replicas,
                 reached,
-                addresses={row.name: several_addresses(row.addresses) for row in reached},
-                gaps={row.name: [] if router is None else gaps_s(router.samples, row.name) for row in replicas},
+                addresses={answer.name: several_addresses(answer.addresses) for answer in reached},
+                gaps={
+                    replica.name: [] if router is None else gaps_s(router.samples, replica.name) for replica in replicas
+                },
             )
         self._gathered.tokens = probing.tokens
         self._gathered.evidence = Evidence(
@@ -230,15 +232,15 @@ class _Gathering:
         since_s = rows[-1].received_s - _LOG_S
         return tuple(
             LoggedFacts(
-                received_s=row.received_s,
-                client=row.client,
-                model=row.model,
-                prompt=(row.text_bytes, row.input_tokens, *row.hashes[-1:]),
-                status=row.status,
-                replica=row.replica,
+                received_s=entry.received_s,
+                client=entry.client,
+                model=entry.model,
+                prompt=(entry.text_bytes, entry.input_tokens, *entry.hashes[-1:]),
+                status=entry.status,
+                replica=entry.replica,
             )
-            for row in rows[-_LOG_LINES:]
-            if row.received_s >= since_s
+            for entry in rows[-_LOG_LINES:]
+            if entry.received_s >= since_s
         )
 
     async def _tuner(self) -> TunerFacts | None:
@@ -263,20 +265,20 @@ class _Gathering:
 async def _json(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     answer = await client.get(path)
     answer.raise_for_status()
-    found = answer.json()
-    if not isinstance(found, dict):
+    parsed = answer.json()
+    if not isinstance(parsed, dict):
         raise ValueError(f"{path} answered no object")
-    return found
+    return parsed
 
 
 def _by_label(text: str, name: str, label: str) -> dict[str, float]:
     from gorgo.engines.exposition import read_series
 
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for series in read_series(text, {name}).get(name, ()):
         value = series.labels.get(label, "")
-        found[value] = found.get(value, 0.0) + series.value
-    return found
+        totals[value] = totals.get(value, 0.0) + series.value
+    return totals
 
 
 def _total(text: str, name: str) -> float:
@@ -288,21 +290,21 @@ def _router_facts(status: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
     expiries = _by_label(metrics, "gorgo_certificate_expiry_timestamp_seconds", "certificate")
     return RouterFacts(
         up_s=status["up_s"],
-        replicas=tuple(_routed(row, status) for row in status["replicas"]),
+        replicas=tuple(_routed(replica, status) for replica in status["replicas"]),
         samples=tuple(
             SampleFacts(
-                finished_s=row["finished_s"],
-                replica=row["replica"],
-                status=row["status"],
-                input_tokens=row["input_tokens"],
-                output_tokens=row["output_tokens"],
-                cached_tokens=row["cached_tokens"],
-                ttft_s=None if row["ttft_ms"] is None else row["ttft_ms"] / 1e3,
+                finished_s=sample["finished_s"],
+                replica=sample["replica"],
+                status=sample["status"],
+                input_tokens=sample["input_tokens"],
+                output_tokens=sample["output_tokens"],
+                cached_tokens=sample["cached_tokens"],
+                ttft_s=None if sample["ttft_ms"] is None else sample["ttft_ms"] / 1e3,
             )
-            for row in samples
+            for sample in samples
         ),
-        heads=tuple(HeadFacts(**row) for row in status.get("prompt_heads", ())),
-        waiting=tuple(row["text"] for row in status["differences"] if row["waits"]),
+        heads=tuple(HeadFacts(**head) for head in status.get("prompt_heads", ())),
+        waiting=tuple(difference["text"] for difference in status["differences"] if difference["waits"]),
         config_refused=_total(metrics, "gorgo_config_reload_failed") > 0,
         requests=_total(metrics, "gorgo_requests_total"),
         rejects=_by_label(metrics, "gorgo_rejects_total", "reason"),
@@ -314,22 +316,22 @@ def _router_facts(status: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
     )
 
 
-def _routed(row: Mapping[str, Any], status: Mapping[str, Any]) -> RoutedReplica:
-    for_s = status["up_s"] if row["in_state_for_s"] is None else row["in_state_for_s"]
+def _routed(replica: Mapping[str, Any], status: Mapping[str, Any]) -> RoutedReplica:
+    for_s = status["up_s"] if replica["in_state_for_s"] is None else replica["in_state_for_s"]
     return RoutedReplica(
-        name=row["name"],
-        region=row["region"],
-        eligible=row["eligible"],
+        name=replica["name"],
+        region=replica["region"],
+        eligible=replica["eligible"],
         ready_since_s=time.time() - for_s,
-        draining_for_s=row["in_state_for_s"] if row["state"] == "draining" else None,
-        rtt_ms=row["rtt_ms"],
-        attempts=row["attempts"],
-        restarts=row["restarts"],
-        in_flight=row["in_flight_requests"],
-        prefill_slowdown=row["prefill_slowdown"],
-        prefill_tokens_per_s=row["prefill_tokens_per_s"],
-        decode_slowdown=row["decode_slowdown"],
-        reports_unused=(row.get("cache") or {}).get("unused"),
+        draining_for_s=replica["in_state_for_s"] if replica["state"] == "draining" else None,
+        rtt_ms=replica["rtt_ms"],
+        attempts=replica["attempts"],
+        restarts=replica["restarts"],
+        in_flight=replica["in_flight_requests"],
+        prefill_slowdown=replica["prefill_slowdown"],
+        prefill_tokens_per_s=replica["prefill_tokens_per_s"],
+        decode_slowdown=replica["decode_slowdown"],
+        reports_unused=(replica.get("cache") or {}).get("unused"),
     )
 
 
@@ -364,15 +366,17 @@ def _is_at_once(answer: _Answer) -> bool:
 def _probe_facts(cold: _Answer, warm: _Answer | str, streams: Sequence[_Answer], counts: ProbeFacts) -> ProbeFacts:
     first_s = None if isinstance(warm, str) else warm.first_s
     # The most of all repetitions: one that came beside another request may have found its place in the cache taken.
-    again = [row.cached_tokens for row in (*(() if isinstance(warm, str) else (warm,)), *streams)]
+    again = [answer.cached_tokens for answer in (*(() if isinstance(warm, str) else (warm,)), *streams)]
     return replace(
         counts,
         prompt_tokens=cold.prompt_tokens,
         cached_tokens_cold=cold.cached_tokens,
         cached_tokens_warm=max((cached for cached in again if cached is not None), default=None),
         answered=1 if isinstance(warm, str) else 2,
-        streams=tuple((0.0 if first_s is None else row.first_s - first_s, row.last_s - row.first_s) for row in streams),
-        has_length=cold.has_length or any(row.has_length for row in streams),
+        streams=tuple(
+            (0.0 if first_s is None else answer.first_s - first_s, answer.last_s - answer.first_s) for answer in streams
+        ),
+        has_length=cold.has_length or any(answer.has_length for answer in streams),
         error=warm if isinstance(warm, str) else None,
     )
 
@@ -400,13 +404,17 @@ class _Probing:
     ) -> list[ReplicaFacts]:
         """Return the facts of each replica, in their order."""
         facts = await asyncio.gather(*map(self._described, replicas, reached))
-        facts = [replace(row, addresses=addresses[row.name]) for row in facts]
-        up = [(replica, row) for replica, row in zip(replicas, facts, strict=True) if row.error is None]
+        facts = [replace(replica_facts, addresses=addresses[replica_facts.name]) for replica_facts in facts]
+        up = [
+            (replica, replica_facts)
+            for replica, replica_facts in zip(replicas, facts, strict=True)
+            if replica_facts.error is None
+        ]
         # Two answers of one token for each; of a larger fleet for some, drawn anew each time.
         if len(up) > TOKENS // 2:
             self._unknown.append(f"caches of {len(up) - TOKENS // 2} replicas: {TOKENS} tokens are for {TOKENS // 2}")
             up = sorted(up, key=lambda _: secrets.randbits(32))[: TOKENS // 2]
-        names = [row.name for _, row in up]
+        names = [replica_facts.name for _, replica_facts in up]
         probes, events, idle = await asyncio.gather(
             self._probes(up),
             asyncio.gather(*(self._kv_events(*each) for each in up)),
@@ -418,13 +426,13 @@ class _Probing:
         totals = dict(zip(names, counters, strict=True))
         return [
             replace(
-                row,
-                probe=probes.get(row.name),
-                kv=kv.get(row.name, row.kv),
-                closes_idle_s=closes.get(row.name),
-                prompt_tokens_total=totals.get(row.name),
+                replica_facts,
+                probe=probes.get(replica_facts.name),
+                kv=kv.get(replica_facts.name, replica_facts.kv),
+                closes_idle_s=closes.get(replica_facts.name),
+                prompt_tokens_total=totals.get(replica_facts.name),
             )
-            for row in facts
+            for replica_facts in facts
         ]
 
     # -- one replica
@@ -449,17 +457,17 @@ class _Probing:
         if reached.error is not None:
             said, _, advice = reached.error.partition(": ") if reached.status is not None else (reached.error, "", "")
             return replace(facts, error=said, advice=advice or None)
-        found: Discovered = await discover(lambda path: self._get_json(replica, path), identify=True)
-        kind = found.engine.name if found.engine is not None else None
+        discovered: Discovered = await discover(lambda path: self._get_json(replica, path), identify=True)
+        kind = discovered.engine.name if discovered.engine is not None else None
         kind_name = replica.engine if replica.engine != AUTO else kind or AUTO
         spoken = dialect(kind_name)
         metrics = None if spoken.metrics_path is None else await self._get(replica, spoken.metrics_path)
         ahead_s, left_s = await asyncio.gather(self._clock_ahead_s(replica), self._certificate_left_s(replica))
-        models: tuple[ServedModel, ...] = found.models or ()
+        models: tuple[ServedModel, ...] = discovered.models or ()
         return replace(
             facts,
             found_engine=kind,
-            version=None if found.engine is None else found.engine.version,
+            version=None if discovered.engine is None else discovered.engine.version,
             models=tuple(model.name for model in models),
             context_tokens={model.name: model.context_tokens for model in models if model.context_tokens is not None},
             metrics_status=None if metrics is None else metrics.status_code,
@@ -569,18 +577,18 @@ class _Probing:
     async def _probes(self, up: Sequence[tuple[ReplicaConfig, ReplicaFacts]]) -> dict[str, ProbeFacts]:
         # Subscriptions to events are open before the first block is computed.
         await asyncio.sleep(0.5 if any(replica.kv_events is not None for replica, _ in up) else 0)
-        found: dict[str, ProbeFacts] = {}
+        probes: dict[str, ProbeFacts] = {}
         cold: dict[str, _Answer] = {}
-        for replica, row in up:
-            answer = await self._stream(replica, row, 1)
+        for replica, facts in up:
+            answer = await self._stream(replica, facts, 1)
             if isinstance(answer, str):
-                found[replica.name] = ProbeFacts(error=answer)
+                probes[replica.name] = ProbeFacts(error=answer)
                 self._unknown.append(f"the cache of {replica.name}: {answer}")
             else:
                 cold[replica.name] = answer
         self._computed_s = time.monotonic()
-        answered = [(replica, row) for replica, row in up if replica.name in cold]
-        again = await asyncio.gather(*(self._stream(replica, row, 1) for replica, row in answered))
+        answered = [(replica, facts) for replica, facts in up if replica.name in cold]
+        again = await asyncio.gather(*(self._stream(replica, facts, 1) for replica, facts in answered))
         warm = {replica.name: answer for (replica, _), answer in zip(answered, again, strict=True)}
         counts = await asyncio.gather(*(self._counts(*each, cold[each[0].name]) for each in answered))
         streams: dict[str, list[_Answer]] = {replica.name: [] for replica, _ in answered}
@@ -591,12 +599,12 @@ class _Probing:
                 each for each in answered if streams[each[0].name] and all(map(_is_at_once, streams[each[0].name]))
             ]
             await self._several(at_once, streams)
-        for replica, row in at_once:
-            once_more = await self._stream(replica, row, 1)
+        for replica, facts in at_once:
+            once_more = await self._stream(replica, facts, 1)
             before = warm[replica.name]
             if not isinstance(once_more, str) and not isinstance(before, str) and once_more.first_s > before.first_s:
                 warm[replica.name] = replace(before, first_s=once_more.first_s)
-        return found | {
+        return probes | {
             replica.name: _probe_facts(cold[replica.name], warm[replica.name], streams[replica.name], count)
             for (replica, _), count in zip(answered, counts, strict=True)
         }
@@ -610,36 +618,36 @@ class _Probing:
         """Add a stream of several tokens for as many replicas as there are tokens, with some `left`."""
         count = max(0, TOKENS - self.tokens - left) // _STREAM_TOKENS
         chosen = replicas[:count]
-        found = await asyncio.gather(*(self._stream(replica, row, _STREAM_TOKENS) for replica, row in chosen))
-        for (replica, _), answer in zip(chosen, found, strict=True):
+        answers = await asyncio.gather(*(self._stream(replica, facts, _STREAM_TOKENS) for replica, facts in chosen))
+        for (replica, _), answer in zip(chosen, answers, strict=True):
             if not isinstance(answer, str):
                 streams[replica.name].append(answer)
         if len(replicas) > count:
             self._unknown.append(f"streams of {len(replicas) - count} replicas: {TOKENS} tokens are generated in all")
 
-    async def _counts(self, replica: ReplicaConfig, row: ReplicaFacts, cold: _Answer) -> ProbeFacts:
+    async def _counts(self, replica: ReplicaConfig, facts: ReplicaFacts, cold: _Answer) -> ProbeFacts:
         """Return how many tokens the engine and the router count, in the chat and, if they differ, as plain text."""
-        counted = await self._counted("/v1/chat/completions", self._chat(row, 1))
+        counted = await self._counted("/v1/chat/completions", self._chat(facts, 1))
         plain: tuple[int | None, int | None] = (None, None)
         if counted is not None and counted != cold.prompt_tokens and self.tokens < TOKENS:
-            plain = await self._plain(replica, row)
+            plain = await self._plain(replica, facts)
         return ProbeFacts(counted_tokens=counted, plain_tokens=plain[0], counted_plain_tokens=plain[1])
 
-    def _model(self, row: ReplicaFacts) -> str | None:
-        return next(iter([name for name in row.configured_models if name in row.models] or row.models), None)
+    def _model(self, facts: ReplicaFacts) -> str | None:
+        return next(iter([name for name in facts.configured_models if name in facts.models] or facts.models), None)
 
-    def _chat(self, row: ReplicaFacts, tokens: int) -> dict[str, Any]:
-        context = min(row.context_tokens.values(), default=8192)
+    def _chat(self, facts: ReplicaFacts, tokens: int) -> dict[str, Any]:
+        context = min(facts.context_tokens.values(), default=8192)
         # Half of a small context, at a token per byte at worst.
         text = self._prompt[: max(64, min(_PROMPT_BYTES, context // 2))]
         body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
-        if row.found_engine not in (None, "openai"):
+        if facts.found_engine not in (None, "openai"):
             body["ignore_eos"] = True
-        model = self._model(row)
+        model = self._model(facts)
         return body if model is None else {"model": model, **body}
 
-    async def _stream(self, replica: ReplicaConfig, row: ReplicaFacts, tokens: int) -> _Answer | str:
+    async def _stream(self, replica: ReplicaConfig, facts: ReplicaFacts, tokens: int) -> _Answer | str:
         """Return the answer to the prompt of so many tokens, or why there is none."""
         from gorgo.core.stream import FirstTokenDetector, StreamState, UsageReader
 
@@ -652,7 +660,7 @@ class _Probing:
         usage, first_s, last_s, failure = UsageReader(), None, 0.0, None
         try:
             async with asyncio.timeout(left_s):
-                body = json.dumps(self._chat(row, tokens)).encode()
+                body = json.dumps(self._chat(facts, tokens)).encode()
                 headers = _headers(replica) | _JSON
                 async with self._clients.of(replica).stream(
                     "POST", url, content=body, headers=headers, timeout=_ANSWER_S
@@ -683,10 +691,10 @@ class _Probing:
             "content-length" in answer.headers,
         )
 
-    async def _plain(self, replica: ReplicaConfig, row: ReplicaFacts) -> tuple[int | None, int | None]:
+    async def _plain(self, replica: ReplicaConfig, facts: ReplicaFacts) -> tuple[int | None, int | None]:
         """Return how many tokens the engine and the router count of the prompt as plain text."""
-        route, text = "/v1/completions", self._chat(row, 1)["messages"][0]["content"]
-        model = self._model(row)
+        route, text = "/v1/completions", self._chat(facts, 1)["messages"][0]["content"]
+        model = self._model(facts)
         body: dict[str, Any] = {} if model is None else {"model": model}
         body |= {"prompt": text, "max_tokens": 1}
         counted = await self._counted(route, body)
@@ -694,10 +702,10 @@ class _Probing:
         try:
             url = replica.url.rstrip("/") + route
             answer = await self._clients.of(replica).post(url, json=body, headers=_headers(replica), timeout=_ANSWER_S)
-            found = answer.json()["usage"]["prompt_tokens"]
+            tokens = answer.json()["usage"]["prompt_tokens"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return None, counted
-        return (found if isinstance(found, int) else None), counted
+        return (tokens if isinstance(tokens, int) else None), counted
 
     async def _counted(self, route: str, body: Mapping[str, Any]) -> int | None:
         """Return the tokens of a body as the router counts them; `None` for a model without a tokenizer."""
@@ -722,21 +730,23 @@ class _Probing:
 
     # -- events of caches
 
-    async def _kv_events(self, replica: ReplicaConfig, row: ReplicaFacts) -> tuple[KvFacts, list[BlocksStored]]:
+    async def _kv_events(
+        self, replica: ReplicaConfig, replica_facts: ReplicaFacts
+    ) -> tuple[KvFacts, list[BlocksStored]]:
         """Return what came of the events of a replica until some time after its first answer."""
         from gorgo.engines.kv_sources import SGLANG_FLAG, SGLANG_PATHS, VLLM_FLAG, VLLM_PATH, read_sglang, read_vllm
         from gorgo.errors import MissingExtra
         from gorgo.live.kv_events.sockets import import_zmq
 
         if replica.kv_events is None:
-            return row.kv, []
+            return replica_facts.kv, []
         host = urlsplit(replica.url).hostname or ""
         sources, flag, bound = None, None, None
-        if row.found_engine == "sglang":
+        if replica_facts.found_engine == "sglang":
             flag = SGLANG_FLAG
             for path in SGLANG_PATHS:
                 sources = sources or read_sglang(await self._get_json(replica, path), host=host)
-        elif row.found_engine == "vllm":
+        elif replica_facts.found_engine == "vllm":
             flag, answer = VLLM_FLAG, await self._get_json(replica, VLLM_PATH)
             sources, bound = read_vllm(answer, host=host), _bound_host(answer, host)
         given = replica.kv_events
@@ -791,9 +801,9 @@ def _with_blocks(
         name: {event.tokens[: 4 * (event.block_tokens or 0)]: event for event in events}
         for name, (_, events) in kv.items()
     }
-    sizes = [len(tokens) for found in blocks.values() for tokens in found]
+    sizes = [len(tokens) for stored in blocks.values() for tokens in stored]
     least = min(sizes, default=0)
-    counts = Counter(tokens[:least] for found in blocks.values() for tokens in found)
+    counts = Counter(tokens[:least] for stored in blocks.values() for tokens in stored)
     common = counts.most_common(1)[0][0] if counts else b""
     result = {}
     for name, (facts, _) in kv.items():
@@ -816,8 +826,8 @@ def _headers(replica: ReplicaConfig) -> dict[str, str]:
 def _bound_host(answer: object, host: str) -> str | None:
     """Return the endpoint of an answer of vLLM if it is of one interface that is not that of the replica's URL."""
     configs = answer.values() if isinstance(answer, dict) else ()
-    for found in configs:
-        endpoint = found.get("endpoint") if isinstance(found, dict) else None
+    for kv_config in configs:
+        endpoint = kv_config.get("endpoint") if isinstance(kv_config, dict) else None
         if isinstance(endpoint, str) and endpoint.startswith("tcp://"):
             bound = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
             if bound not in ("*", "0.0.0.0", "::", host):

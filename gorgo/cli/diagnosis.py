@@ -111,10 +111,10 @@ def _finding(severity: str, fault: str, place: str, evidence: str, remedy: str) 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Return the findings, worst first, without those that another one explains."""
-    found = [finding for rule in RULES for finding in rule(evidence)]
-    explained = {(finding.place, fault) for finding in found for fault in _EXPLAINS.get(finding.fault, ())}
-    fleet = {fault for finding in found for fault in _EXPLAINS_ANYWHERE.get(finding.fault, ())}
-    left = [one for one in found if (one.place, one.fault) not in explained and one.fault not in fleet]
+    findings = [finding for rule in RULES for finding in rule(evidence)]
+    explained = {(finding.place, fault) for finding in findings for fault in _EXPLAINS.get(finding.fault, ())}
+    fleet = {fault for finding in findings for fault in _EXPLAINS_ANYWHERE.get(finding.fault, ())}
+    left = [one for one in findings if (one.place, one.fault) not in explained and one.fault not in fleet]
     return sorted(_merged(left), key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -166,42 +166,43 @@ def _refused(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unreachable(evidence: Evidence) -> Iterator[Finding]:
-    for row in evidence.replicas:
-        if row.error is None:
+    for replica in evidence.replicas:
+        if replica.error is None:
             continue
-        remedy = row.advice or "start it, or open the way to its port: routers send its share elsewhere meanwhile"
+        remedy = replica.advice or "start it, or open the way to its port: routers send its share elsewhere meanwhile"
         fault = {401: "key-refused", 403: "key-refused", 404: "url-wrong", 405: "url-wrong"}.get(
-            row.status or 0, "replica-unreachable"
+            replica.status or 0, "replica-unreachable"
         )
-        if row.status is not None and 300 <= row.status < 400:
+        if replica.status is not None and 300 <= replica.status < 400:
             fault, remedy = "url-wrong", "write the address that it redirects to: redirects are not followed"
-        yield _finding("bad", fault, row.name, f"{row.url}: {row.error}", remedy)
+        yield _finding("bad", fault, replica.name, f"{replica.url}: {replica.error}", remedy)
 
 
 def _models(evidence: Evidence) -> Iterator[Finding]:
-    for row in evidence.replicas:
-        missing = [name for name in row.configured_models if row.models and name not in row.models]
+    for replica in evidence.replicas:
+        missing = [name for name in replica.configured_models if replica.models and name not in replica.models]
         if missing:
             yield _finding(
                 "bad",
                 "model-not-served",
-                row.name,
-                f"regions.yaml has {_named(missing)}, and it lists {_named(row.models)}",
+                replica.name,
+                f"regions.yaml has {_named(missing)}, and it lists {_named(replica.models)}",
                 "write the names of its /v1/models, or start it with --served-model-name",
             )
 
 
 def _kind(evidence: Evidence) -> Iterator[Finding]:
-    for row in evidence.replicas:
-        found = row.found_engine
-        if row.engine in ("auto", "openai") or found in (None, "openai", row.engine):
+    for replica in evidence.replicas:
+        engine = replica.found_engine
+        if replica.engine in ("auto", "openai") or engine in (None, "openai", replica.engine):
             continue
         yield _finding(
             "bad",
             "wrong-engine-kind",
-            row.name,
-            f"regions.yaml says engine: {row.engine}, and it answers as {found}: its load and its cache are not read",
-            f"write engine: {found}, or auto",
+            replica.name,
+            f"regions.yaml says engine: {replica.engine}, and it answers as {engine}: "
+            "its load and its cache are not read",
+            f"write engine: {engine}, or auto",
         )
 
 
@@ -210,7 +211,7 @@ def _twice(evidence: Evidence) -> Iterator[Finding]:
     remedy = "remove one of the two: its load counts twice, and its cache as two"
     for text in evidence.same_urls:
         yield _finding("bad", "one-engine-twice", text.partition(":")[0], text, remedy)
-    probed = [row for row in evidence.replicas if row.probe is not None and row.probe.prompt_tokens]
+    probed = [replica for replica in evidence.replicas if replica.probe is not None and replica.probe.prompt_tokens]
     for number, second in enumerate(probed):
         same = [first for first in probed[:number] if first.url != second.url and _same_counters(first, second)]
         if same and _found_cached(second):
@@ -218,9 +219,9 @@ def _twice(evidence: Evidence) -> Iterator[Finding]:
             yield _finding("bad", "one-engine-twice", f"{same[0].name}, {second.name}", words, remedy)
 
 
-def _found_cached(row: ReplicaFacts) -> bool:
+def _found_cached(replica: ReplicaFacts) -> bool:
     """Return whether its cache had a prompt that was new to it, as much of it as it has of one that it computed."""
-    probe = row.probe
+    probe = replica.probe
     if probe is None or probe.cached_tokens_cold is None or probe.prompt_tokens is None:
         return False
     usual = probe.prompt_tokens if probe.cached_tokens_warm is None else probe.cached_tokens_warm
@@ -234,13 +235,13 @@ def _same_counters(first: ReplicaFacts, second: ReplicaFacts) -> bool:
 
 
 def _addresses(evidence: Evidence) -> Iterator[Finding]:
-    for row in evidence.replicas:
-        if row.addresses is not None:
+    for replica in evidence.replicas:
+        if replica.addresses is not None:
             yield _finding(
                 "warn",
                 "several-addresses",
-                row.name,
-                row.addresses,
+                replica.name,
+                replica.addresses,
                 "write a replica for each address, or a fleet source of kind dns",
             )
 
@@ -253,7 +254,11 @@ _RENEWED_S, _URGENT_S = 14 * 86_400.0, 3 * 86_400.0
 
 def _certificates(evidence: Evidence) -> Iterator[Finding]:
     left = dict(evidence.router.certificates_left_s) if evidence.router is not None else {}
-    left |= {row.name: row.certificate_left_s for row in evidence.replicas if row.certificate_left_s is not None}
+    left |= {
+        replica.name: replica.certificate_left_s
+        for replica in evidence.replicas
+        if replica.certificate_left_s is not None
+    }
     for name, seconds in left.items():
         if seconds < _RENEWED_S:
             state = "has expired" if seconds <= 0 else f"expires in {age(seconds)}"
@@ -271,9 +276,11 @@ _CLOCK_S = 5.0
 
 
 def _clocks(evidence: Evidence) -> Iterator[Finding]:
-    known = {row.name: row.clock_ahead_s for row in evidence.replicas if row.clock_ahead_s is not None}
-    off = {name: ahead for name, ahead in known.items() if abs(ahead) > _CLOCK_S}
-    if len(off) == len(known) >= 2 and max(off.values()) - min(off.values()) <= _CLOCK_S:
+    ahead_s = {
+        replica.name: replica.clock_ahead_s for replica in evidence.replicas if replica.clock_ahead_s is not None
+    }
+    off = {name: ahead for name, ahead in ahead_s.items() if abs(ahead) > _CLOCK_S}
+    if len(off) == len(ahead_s) >= 2 and max(off.values()) - min(off.values()) <= _CLOCK_S:
         ahead = median(off.values())
         words = f"all replicas agree, and this machine is {_off(-ahead)} them"
         yield _finding("warn", "clock-off", "router", words, _SET_CLOCK)
@@ -297,16 +304,16 @@ _FAR_MS = 10.0
 def _keep_alive(evidence: Evidence) -> Iterator[Finding]:
     if evidence.router is None:
         return
-    rtt_ms = {row.name: row.rtt_ms for row in evidence.router.replicas}
-    for row in evidence.replicas:
-        gaps = gaps_s(evidence.router.samples, row.name)
-        far = (rtt_ms.get(row.name) or 0.0) >= _FAR_MS or row.url.startswith("https:")
-        if row.closes_idle_s is not None and far and gaps and row.closes_idle_s < median(gaps):
+    rtt_ms = {replica.name: replica.rtt_ms for replica in evidence.router.replicas}
+    for replica in evidence.replicas:
+        gaps = gaps_s(evidence.router.samples, replica.name)
+        far = (rtt_ms.get(replica.name) or 0.0) >= _FAR_MS or replica.url.startswith("https:")
+        if replica.closes_idle_s is not None and far and gaps and replica.closes_idle_s < median(gaps):
             yield _finding(
                 "warn",
                 "keep-alive-short",
-                row.name,
-                f"it closes an idle connection after {row.closes_idle_s:.0f} s, and every other request comes more "
+                replica.name,
+                f"it closes an idle connection after {replica.closes_idle_s:.0f} s, and every other request comes more "
                 f"than {median(gaps):.0f} s after the one before: each pays for a new connection",
                 "raise its keep-alive (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, keepalive_timeout) above the gaps",
             )
@@ -314,7 +321,7 @@ def _keep_alive(evidence: Evidence) -> Iterator[Finding]:
 
 def gaps_s(samples: Sequence[SampleFacts], replica: str) -> list[float]:
     """Return the times between the requests of a replica, as they ended; empty for fewer than four of them."""
-    ends = sorted(row.finished_s for row in samples if row.replica == replica)
+    ends = sorted(sample.finished_s for sample in samples if sample.replica == replica)
     gaps = [later - earlier for earlier, later in pairwise(ends)]
     return gaps if len(gaps) >= 3 else []
 
@@ -326,32 +333,32 @@ _CACHED_SHARE = 0.25
 
 
 def _caching(evidence: Evidence) -> Iterator[Finding]:
-    for row in evidence.replicas:
-        probe = row.probe
+    for replica in evidence.replicas:
+        probe = replica.probe
         if probe is None or probe.answered < 2 or not probe.prompt_tokens:
             continue
         if probe.cached_tokens_warm is None:
-            if row.cached_flag is not None:
+            if replica.cached_flag is not None:
                 yield _finding(
                     "warn",
                     "cached-tokens-not-reported",
-                    row.name,
+                    replica.name,
                     "it does not say how much of a prompt it found in its cache: no estimate of it is ever checked",
-                    f"start the engine with {row.cached_flag}",
+                    f"start the engine with {replica.cached_flag}",
                 )
         elif probe.cached_tokens_warm < _CACHED_SHARE * probe.prompt_tokens:
             yield _finding(
                 "bad",
                 "prefix-caching-off",
-                row.name,
+                replica.name,
                 f"of the same {probe.prompt_tokens:,} tokens again {probe.cached_tokens_warm:,} were in its cache",
                 "turn prefix caching on (vLLM: no --no-enable-prefix-caching; SGLang: no --disable-radix-cache)",
             )
 
 
 def _counts(evidence: Evidence) -> Iterator[Finding]:
-    for row in evidence.replicas:
-        probe = row.probe
+    for replica in evidence.replicas:
+        probe = replica.probe
         if probe is None or probe.counted_tokens is None or probe.prompt_tokens is None:
             continue
         if probe.counted_tokens == probe.prompt_tokens:
@@ -361,7 +368,7 @@ def _counts(evidence: Evidence) -> Iterator[Finding]:
             yield _finding(
                 "warn",
                 "template-differs",
-                row.name,
+                replica.name,
                 f"{counts}; as plain text both count {probe.plain_tokens:,}",
                 "set models[].chat_template to the template that the engine uses (--chat-template)",
             )
@@ -369,38 +376,38 @@ def _counts(evidence: Evidence) -> Iterator[Finding]:
             yield _finding(
                 "warn",
                 "tokenizer-differs",
-                row.name,
+                replica.name,
                 counts,
                 "set models[].tokenizer to the tokenizer.json that the engine has loaded",
             )
 
 
 def _events(evidence: Evidence) -> Iterator[Finding]:
-    with_events = [row for row in evidence.replicas if row.kv.configured is not None]
-    for row in with_events:
-        kv = row.kv
+    with_events = [replica for replica in evidence.replicas if replica.kv.configured is not None]
+    for replica in with_events:
+        kv = replica.kv
         flag = f"start the engine with {kv.flag}" if kv.flag else "remove kv_events: this kind of engine has none"
         if kv.announced is False and kv.configured == "auto":
-            yield _finding("warn", "kv-events-off", row.name, "its engine says that it publishes no events", flag)
+            yield _finding("warn", "kv-events-off", replica.name, "its engine says that it publishes no events", flag)
         elif kv.connect_error is not None:
             where = f"{kv.endpoint}: {kv.connect_error}"
             if kv.bound is not None:
                 words = f"{where}; the engine publishes at {kv.bound}, which is another interface"
                 remedy = "publish at tcp://*:PORT, so that other machines reach it"
-                yield _finding("warn", "kv-events-interface", row.name, words, remedy)
+                yield _finding("warn", "kv-events-interface", replica.name, words, remedy)
             else:
                 remedy = "compare kv_events with the endpoint of the engine's --kv-events-config, and the firewall"
-                yield _finding("warn", "kv-events-unreachable", row.name, where, remedy)
-        elif kv.endpoint is not None and not kv.messages and row.probe is not None and row.probe.answered:
+                yield _finding("warn", "kv-events-unreachable", replica.name, where, remedy)
+        elif kv.endpoint is not None and not kv.messages and replica.probe is not None and replica.probe.answered:
             words = f"{kv.endpoint} is open, and no event came for a prompt that its engine computed"
-            yield _finding("warn", "kv-events-silent", row.name, words, f"{flag}; compare port and topic")
+            yield _finding("warn", "kv-events-silent", replica.name, words, f"{flag}; compare port and topic")
     if with_events and evidence.reads_events:
-        served = {model for row in with_events for model in row.models}
-        for row in evidence.replicas:
-            if row.kv.configured is None and row.error is None and served & set(row.models):
+        served = {model for replica in with_events for model in replica.models}
+        for replica in evidence.replicas:
+            if replica.kv.configured is None and replica.error is None and served & set(replica.models):
                 others = _named([each.name for each in with_events])
                 words = f"{others} with the same model report their caches, and of this one only the history is known"
-                yield _finding("warn", "kv-events-off", row.name, words, "set kv_events: auto for it too")
+                yield _finding("warn", "kv-events-off", replica.name, words, "set kv_events: auto for it too")
     for text in evidence.unused_reports:
         yield _finding(
             "warn",
@@ -413,43 +420,47 @@ def _events(evidence: Evidence) -> Iterator[Finding]:
 
 def _blocks(evidence: Evidence) -> Iterator[Finding]:
     """Yield what makes the same prompt other blocks on engines alike."""
-    known = [row for row in evidence.replicas if row.kv.first_hash is not None]
+    hashed = [replica for replica in evidence.replicas if replica.kv.first_hash is not None]
     kinds: dict[tuple[str | None, tuple[str, ...]], list[ReplicaFacts]] = defaultdict(list)
-    for row in known:
-        kinds[row.found_engine or row.engine, row.models].append(row)
+    for replica in hashed:
+        kinds[replica.found_engine or replica.engine, replica.models].append(replica)
     for rows in kinds.values():
-        for row, usual in _differing(rows, lambda row: row.kv.block_tokens):
-            words = f"its blocks have {row.kv.block_tokens} tokens, and those of its siblings {usual}"
+        for replica, usual in _differing(rows, lambda replica: replica.kv.block_tokens):
+            words = f"its blocks have {replica.kv.block_tokens} tokens, and those of its siblings {usual}"
             remedy = "start all engines of a model with one --block-size (SGLang: --page-size)"
-            yield _finding("warn", "block-sizes-differ", row.name, words, remedy)
-        for row, other in _differing(rows, lambda row: row.kv.salt):
-            words = f"its blocks of the same request have the salt {row.kv.salt!r}, and those of its siblings {other!r}"
+            yield _finding("warn", "block-sizes-differ", replica.name, words, remedy)
+        for replica, other in _differing(rows, lambda replica: replica.kv.salt):
+            words = (
+                f"its blocks of the same request have the salt {replica.kv.salt!r}, and those of its siblings {other!r}"
+            )
             remedy = "remove the salt that a proxy or a setting adds for one replica (cache_salt)"
-            yield _finding("warn", "salts-differ", row.name, words, remedy)
+            yield _finding("warn", "salts-differ", replica.name, words, remedy)
         alike = [
-            row for row in rows if row.kv.first_tokens == rows[0].kv.first_tokens and row.kv.salt == rows[0].kv.salt
+            replica
+            for replica in rows
+            if replica.kv.first_tokens == rows[0].kv.first_tokens and replica.kv.salt == rows[0].kv.salt
         ]
-        alike = [row for row in alike if row.kv.block_tokens == rows[0].kv.block_tokens]
-        if len({row.kv.first_hash for row in alike}) == len(alike):
+        alike = [replica for replica in alike if replica.kv.block_tokens == rows[0].kv.block_tokens]
+        if len({replica.kv.first_hash for replica in alike}) == len(alike):
             continue  # each has drawn its own seed, as engines do by default
-        for row, usual in _differing(alike, lambda row: row.kv.first_hash):
-            words = f"the same block has the hash {row.kv.first_hash:x} there, and {usual:x} at its siblings"
+        for replica, usual in _differing(alike, lambda replica: replica.kv.first_hash):
+            words = f"the same block has the hash {replica.kv.first_hash:x} there, and {usual:x} at its siblings"
             remedy = (
                 "set one PYTHONHASHSEED for all engines; the router needs no equal hashes, but a KV store that "
                 "several engines share does"
             )
-            yield _finding("note", "hash-seeds-differ", row.name, words, remedy)
+            yield _finding("note", "hash-seeds-differ", replica.name, words, remedy)
 
 
 def _differing(
     rows: Sequence[ReplicaFacts], value_of: Callable[[ReplicaFacts], _T]
 ) -> Iterator[tuple[ReplicaFacts, _T]]:
     """Yield the rows whose value is not the usual one of several, with the usual one; of two, the second."""
-    values = [value_of(row) for row in rows]
+    values = [value_of(replica) for replica in rows]
     if len(rows) < 2 or len(set(values)) < 2:
         return
     usual = Counter(values).most_common(1)[0][0]
-    yield from ((row, usual) for row, value in zip(rows, values, strict=True) if value != usual)
+    yield from ((replica, usual) for replica, value in zip(rows, values, strict=True) if value != usual)
 
 
 # -- what stands between
@@ -461,21 +472,21 @@ AT_ONCE_S, _LATE_S = 0.004, 0.03
 def _buffered(evidence: Evidence) -> Iterator[Finding]:
     """Yield replicas whose tokens come together, as late as all of them take, or while those of siblings do not."""
     spreads = {
-        row.name: max(spread_s for _, spread_s in row.probe.streams)
-        for row in evidence.replicas
-        if row.probe is not None and row.probe.streams
+        replica.name: max(spread_s for _, spread_s in replica.probe.streams)
+        for replica in evidence.replicas
+        if replica.probe is not None and replica.probe.streams
     }
-    for row in evidence.replicas:
-        probe = row.probe
-        if probe is None or not (row.name in spreads or probe.has_length):
+    for replica in evidence.replicas:
+        probe = replica.probe
+        if probe is None or not (replica.name in spreads or probe.has_length):
             continue
         siblings = [
             spreads[each.name]
             for each in evidence.replicas
-            if each is not row and each.name in spreads and each.models == row.models
+            if each is not replica and each.name in spreads and each.models == replica.models
         ]
         # Once or twice is what a busy machine does too.
-        together = len(probe.streams) > 2 and spreads[row.name] < AT_ONCE_S
+        together = len(probe.streams) > 2 and spreads[replica.name] < AT_ONCE_S
         late_s = min((late_s for late_s, _ in probe.streams), default=0.0)
         by_time = late_s > _LATE_S
         by_siblings = max(siblings, default=0.0) > _LATE_S
@@ -490,28 +501,28 @@ def _buffered(evidence: Evidence) -> Iterator[Finding]:
         else:
             continue
         remedy = "turn buffering off between (nginx: proxy_buffering off; others: flush events, no compression)"
-        yield _finding("bad", "stream-buffered", row.name, words, remedy)
+        yield _finding("bad", "stream-buffered", replica.name, words, remedy)
 
 
 def _versions(evidence: Evidence) -> Iterator[Finding]:
     kinds: dict[tuple[str | None, tuple[str, ...]], list[ReplicaFacts]] = defaultdict(list)
-    for row in evidence.replicas:
-        if row.version is not None:
-            kinds[row.found_engine, row.models].append(row)
+    for replica in evidence.replicas:
+        if replica.version is not None:
+            kinds[replica.found_engine, replica.models].append(replica)
     for rows in kinds.values():
-        for row, usual in _differing(rows, lambda row: row.version):
-            words = f"{row.found_engine} {row.version} there, and {usual} at its siblings"
-            yield _finding("warn", "versions-differ", row.name, words, "roll out one version")
+        for replica, usual in _differing(rows, lambda replica: replica.version):
+            words = f"{replica.found_engine} {replica.version} there, and {usual} at its siblings"
+            yield _finding("warn", "versions-differ", replica.name, words, "roll out one version")
     contexts: dict[str, list[ReplicaFacts]] = defaultdict(list)
-    for row in evidence.replicas:
-        for model in row.context_tokens:
-            contexts[model].append(row)
+    for replica in evidence.replicas:
+        for model in replica.context_tokens:
+            contexts[model].append(replica)
     for model, rows in contexts.items():
-        tokens_of = {row.name: row.context_tokens[model] for row in rows}
-        for row, usual in _differing(rows, lambda row, of=tokens_of: of[row.name]):  # type: ignore[misc] # its default
-            words = f"{model} takes {row.context_tokens[model]:,} tokens there, and {usual:,} at its siblings"
+        tokens_of = {replica.name: replica.context_tokens[model] for replica in rows}
+        for replica, usual in _differing(rows, lambda replica, of=tokens_of: of[replica.name]):  # type: ignore[misc] # its default
+            words = f"{model} takes {replica.context_tokens[model]:,} tokens there, and {usual:,} at its siblings"
             remedy = "start all engines of a model with one --max-model-len (SGLang: --context-length)"
-            yield _finding("warn", "contexts-differ", row.name, words, remedy)
+            yield _finding("warn", "contexts-differ", replica.name, words, remedy)
 
 
 def _scrapes(evidence: Evidence) -> Iterator[Finding]:
@@ -523,14 +534,17 @@ def _scrapes(evidence: Evidence) -> Iterator[Finding]:
             text,
             "remove the key: by default scrapes are as frequent as the policy needs",
         )
-    for row in evidence.replicas:
-        if row.metrics_status is not None and row.metrics_status >= 400:
+    for replica in evidence.replicas:
+        if replica.metrics_status is not None and replica.metrics_status >= 400:
             yield _finding(
                 "warn",
                 "metrics-off",
-                row.name,
-                f"its /metrics answers {row.metrics_status}: the router knows only the load that it sends there itself",
-                f"start the engine with {row.metrics_flag}" if row.metrics_flag else "let the way there pass /metrics",
+                replica.name,
+                f"its /metrics answers {replica.metrics_status}: "
+                "the router knows only the load that it sends there itself",
+                f"start the engine with {replica.metrics_flag}"
+                if replica.metrics_flag
+                else "let the way there pass /metrics",
             )
 
 
@@ -543,15 +557,16 @@ _BLOCK_BYTES = 256
 
 
 def _heads(evidence: Evidence) -> Iterator[Finding]:
-    for row in () if evidence.router is None else evidence.router.heads:
-        if row.parted >= 3 and 2 * row.parted >= row.compared and row.at_byte < _BLOCK_BYTES:
-            of = row.client or row.model or "all clients"
+    for head in () if evidence.router is None else evidence.router.heads:
+        if head.parted >= 3 and 2 * head.parted >= head.compared and head.at_byte < _BLOCK_BYTES:
+            of = head.client or head.model or "all clients"
             yield _finding(
                 "bad",
                 "prompts-part-early",
                 of,
-                f"{row.parted} of {row.compared} prompts in a row part at byte {row.at_byte} of their text and go on "
-                "with the same text behind it: a date or an id before what all share keeps it out of every cache",
+                f"{head.parted} of {head.compared} prompts in a row part at byte {head.at_byte} of their text "
+                "and go on with the same text behind it: "
+                "a date or an id before what all share keeps it out of every cache",
                 "put what changes behind the constant text, or into the user's message",
             )
 
@@ -565,19 +580,19 @@ def _herd(evidence: Evidence) -> Iterator[Finding]:
     router = evidence.router
     if router is None:
         return
-    ready = {row.name: row for row in router.replicas if row.eligible}
+    ready = {replica.name: replica for replica in router.replicas if replica.eligible}
     # A second replica could have been chosen for these.
-    since_s = sorted(row.ready_since_s for row in ready.values())[1] if len(ready) > 1 else inf
-    rows = [row for row in router.samples if row.replica in ready and row.ttft_s is not None]
-    rows = [row for row in rows if row.finished_s - (row.ttft_s or 0.0) > since_s]
+    since_s = sorted(replica.ready_since_s for replica in ready.values())[1] if len(ready) > 1 else inf
+    rows = [sample for sample in router.samples if sample.replica in ready and sample.ttft_s is not None]
+    rows = [sample for sample in rows if sample.finished_s - (sample.ttft_s or 0.0) > since_s]
     if len(rows) < _ENOUGH:
         return
-    (name, count), *_ = Counter(row.replica for row in rows).most_common(1)
-    there = [row for row in rows if row.replica == name]
-    waited_s = median(row.ttft_s or 0.0 for row in there)
-    tokens = median(row.input_tokens for row in there)
-    others = [row for other, row in ready.items() if other != name and row.ready_since_s <= since_s]
-    best_s = min((row.rtt_ms or 0.0) / 1e3 + tokens / max(row.prefill_tokens_per_s, 1.0) for row in others)
+    (name, count), *_ = Counter(sample.replica for sample in rows).most_common(1)
+    there = [sample for sample in rows if sample.replica == name]
+    waited_s = median(sample.ttft_s or 0.0 for sample in there)
+    tokens = median(sample.input_tokens for sample in there)
+    others = [replica for other, replica in ready.items() if other != name and replica.ready_since_s <= since_s]
+    best_s = min((replica.rtt_ms or 0.0) / 1e3 + tokens / max(replica.prefill_tokens_per_s, 1.0) for replica in others)
     if count >= max(_HERD_SHARE, 1.5 / len(ready)) * len(rows) and waited_s > max(_HERD_RATIO * best_s, 0.2):
         yield _finding(
             "bad",
@@ -597,40 +612,42 @@ def _speeds(evidence: Evidence) -> Iterator[Finding]:
     router = evidence.router
     if router is None:
         return
-    facts = {row.name: row for row in evidence.replicas}
-    factors = {row.name: row.prefill_slowdown for row in router.replicas if row.attempts >= _ENOUGH}
-    for row in router.replicas:
-        factor = factors.get(row.name)
+    facts = {replica.name: replica for replica in evidence.replicas}
+    factors = {replica.name: replica.prefill_slowdown for replica in router.replicas if replica.attempts >= _ENOUGH}
+    for replica in router.replicas:
+        factor = factors.get(replica.name)
         if factor is not None and not 1 / _OFF < factor < _OFF:
-            own = facts.get(row.name)
-            alike = [factors[name] for name in _siblings(row.name, facts) if name in factors]
+            its_facts = facts.get(replica.name)
+            alike = [factors[name] for name in _siblings(replica.name, facts) if name in factors]
             slower = "slower" if factor > 1 else "faster"
             times = factor if factor > 1 else 1 / factor
-            if own is not None and own.has_prefill_prior and (not alike or _near(factor, median(alike))):
+            if its_facts is not None and its_facts.has_prefill_prior and (not alike or _near(factor, median(alike))):
                 yield _finding(
                     "warn",
                     "prior-wrong",
-                    row.name,
+                    replica.name,
                     f"its prefills are {times:.1f} times {slower} than its prior says: each start begins with that",
-                    f"set replicas[].capacity.prefill_tokens_per_s to {row.prefill_tokens_per_s:,.0f}",
+                    f"set replicas[].capacity.prefill_tokens_per_s to {replica.prefill_tokens_per_s:,.0f}",
                 )
             elif factor > 1:
                 words = f"its prefills take {factor:.1f} times as long as was assumed of it"
-                yield _finding("warn", "replica-slow", row.name, words, _EXAMINE_IT)
-        elif row.attempts >= _ENOUGH and row.decode_slowdown is not None and row.decode_slowdown >= 1.5:
-            words = f"it takes {row.decode_slowdown:.1f} times as long per output token as the replicas like it"
-            yield _finding("warn", "replica-slow", row.name, words, _EXAMINE_IT)
+                yield _finding("warn", "replica-slow", replica.name, words, _EXAMINE_IT)
+        elif replica.attempts >= _ENOUGH and replica.decode_slowdown is not None and replica.decode_slowdown >= 1.5:
+            words = f"it takes {replica.decode_slowdown:.1f} times as long per output token as the replicas like it"
+            yield _finding("warn", "replica-slow", replica.name, words, _EXAMINE_IT)
 
 
 _EXAMINE_IT = "look at its machine: a throttled or shared accelerator, foreign load, other flags than its siblings have"
 
 
 def _siblings(name: str, facts: Mapping[str, ReplicaFacts]) -> list[str]:
-    own = facts.get(name)
+    subject = facts.get(name)
     return [
-        row.name
-        for row in facts.values()
-        if own is not None and row.name != name and (row.models, row.accelerator) == (own.models, own.accelerator)
+        sibling.name
+        for sibling in facts.values()
+        if subject is not None
+        and sibling.name != name
+        and (sibling.models, sibling.accelerator) == (subject.models, subject.accelerator)
     ]
 
 
@@ -641,27 +658,29 @@ def _near(one: float, other: float) -> bool:
 def _regions(evidence: Evidence) -> Iterator[Finding]:
     """Yield replicas whose round trip is that of another region than their label says."""
     regions: dict[str, list[RoutedReplica]] = defaultdict(list)
-    for row in () if evidence.router is None else evidence.router.replicas:
-        if row.rtt_ms is not None:
-            regions[row.region].append(row)
+    for replica in () if evidence.router is None else evidence.router.replicas:
+        if replica.rtt_ms is not None:
+            regions[replica.region].append(replica)
     for region, rows in regions.items():
-        usual = min(row.rtt_ms or 0.0 for row in rows)
-        for row in rows:
-            rtt_ms = row.rtt_ms or 0.0
+        usual = min(replica.rtt_ms or 0.0 for replica in rows)
+        for replica in rows:
+            rtt_ms = replica.rtt_ms or 0.0
             if rtt_ms > 30 and rtt_ms > 5 * max(usual, 1.0):
                 words = f"its round trip is {rtt_ms:.0f} ms, and {usual:.0f} ms within the same region {region}"
                 remedy = "correct replicas[].region: regions decide where data may go, and what an outage takes"
-                yield _finding("warn", "region-wrong", row.name, words, remedy)
+                yield _finding("warn", "region-wrong", replica.name, words, remedy)
 
 
 def _usage(evidence: Evidence) -> Iterator[Finding]:
     """Yield that answers have no counts although the engine would say them."""
     if evidence.router is None:
         return
-    probed = [row.name for row in evidence.replicas if row.probe is not None and row.probe.prompt_tokens]
-    silent = [row.name for row in evidence.replicas if row.name in probed and not row.requests_usage]
-    rows = [row for row in evidence.router.samples if row.replica in silent and row.status == 200]
-    missing = sum(row.output_tokens is None for row in rows)
+    probed = [
+        replica.name for replica in evidence.replicas if replica.probe is not None and replica.probe.prompt_tokens
+    ]
+    silent = [replica.name for replica in evidence.replicas if replica.name in probed and not replica.requests_usage]
+    rows = [sample for sample in evidence.router.samples if sample.replica in silent and sample.status == 200]
+    missing = sum(sample.output_tokens is None for sample in rows)
     if len(rows) >= _ENOUGH and 2 * missing > len(rows):
         yield _finding(
             "warn",
@@ -705,10 +724,10 @@ _COPIES, _LOOP_S = 10, 300.0
 
 def _loops(evidence: Evidence) -> Iterator[Finding]:
     copies: dict[tuple[str | None, str | None, tuple[int, ...]], list[LoggedFacts]] = defaultdict(list)
-    for row in evidence.log or ():
-        copies[row.client, row.model, row.prompt].append(row)
+    for entry in evidence.log or ():
+        copies[entry.client, entry.model, entry.prompt].append(entry)
     for (client, model, _), rows in copies.items():
-        failed = sum(row.status >= 400 for row in rows)
+        failed = sum(entry.status >= 400 for entry in rows)
         span_s = rows[-1].received_s - rows[0].received_s
         if len(rows) >= _COPIES and 2 * failed > len(rows) and span_s < _LOOP_S * len(rows) / _COPIES:
             statuses = ", ".join(
@@ -759,7 +778,7 @@ def _tuner(evidence: Evidence) -> Iterator[Finding]:
     elif tuner.lost_samples > 0.1 * max(tuner.samples, 1.0):
         blind = f"it lost {tuner.lost_samples:,.0f} samples and read {tuner.samples:,.0f}"
     elif router is not None and len(router.samples) >= _ENOUGH:
-        unseen = sum(row.ttft_s is None for row in router.samples)
+        unseen = sum(sample.ttft_s is None for sample in router.samples)
         if 2 * unseen > len(router.samples):
             blind = f"{unseen} of the last {len(router.samples)} answers had no first token to time"
     if blind is not None:
@@ -780,15 +799,15 @@ def _operations(evidence: Evidence) -> Iterator[Finding]:
         words = f"{router.log_lines_lost:,.0f} lines of the request log were not written"
         remedy = "free the disk, or give the log a faster one"
         yield _finding("warn", "request-log-lost", "router", words, remedy)
-    for row in router.replicas:
-        if row.draining_for_s is not None and row.draining_for_s > _FORGOTTEN_S and not row.in_flight:
-            words = f"it has been draining for {age(row.draining_for_s)} with nothing in flight"
-            remedy = f"`gorgo drain {row.name} --undo`, or draining: false in regions.yaml"
-            yield _finding("warn", "drain-forgotten", row.name, words, remedy)
-        if row.restarts >= _RESTARTS and router.up_s / row.restarts < _FORGOTTEN_S:
-            words = f"its engine restarted {row.restarts} times in {age(router.up_s)}: each time its cache is empty"
+    for replica in router.replicas:
+        if replica.draining_for_s is not None and replica.draining_for_s > _FORGOTTEN_S and not replica.in_flight:
+            words = f"it has been draining for {age(replica.draining_for_s)} with nothing in flight"
+            remedy = f"`gorgo drain {replica.name} --undo`, or draining: false in regions.yaml"
+            yield _finding("warn", "drain-forgotten", replica.name, words, remedy)
+        if replica.restarts >= _RESTARTS and router.up_s / replica.restarts < _FORGOTTEN_S:
+            words = f"its engine restarted {replica.restarts} times in {age(router.up_s)}: each time its cache is empty"
             remedy = "read the engine's log at these times; out of memory is usual (--gpu-memory-utilization)"
-            yield _finding("bad", "engine-restarts", row.name, words, remedy)
+            yield _finding("bad", "engine-restarts", replica.name, words, remedy)
     for text in router.waiting:
         remedy = "restart the router, or `gorgo unfreeze`, as the text says"
         yield _finding("warn", "edit-waits", "regions.yaml", text, remedy)
@@ -829,6 +848,6 @@ _NAMED = 4
 
 
 def _named(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return (", ".join(found[:_NAMED]) or "nothing") + more
+    listed = list(names)
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return (", ".join(listed[:_NAMED]) or "nothing") + more

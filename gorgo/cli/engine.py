@@ -103,8 +103,8 @@ def _check_interface(replica: ReplicaConfig, profile: EngineProfile, *, source: 
     from gorgo.errors import ConfigError
 
     if profile.scheduler == "vllm" and replica.engine == "sglang":
-        found = f"replicas.{replica.name}.engine: sglang, but its profile {profile.name} simulates vLLM"
-        raise ConfigError(f"{source}: {found}; expected vllm or auto")
+        problem = f"replicas.{replica.name}.engine: sglang, but its profile {profile.name} simulates vLLM"
+        raise ConfigError(f"{source}: {problem}; expected vllm or auto")
 
 
 def _base_model(replica: ReplicaConfig) -> str:
@@ -139,8 +139,8 @@ def _push_target(replica: ReplicaConfig, url: str, *, source: Path) -> PushTarge
         raise typer.BadParameter(f"--push: expected {error}") from error
     token = push_token(replica, os.environ)
     if token is None:
-        found = f"replicas.{replica.name}.push_token_env: missing"
-        raise ConfigError(f"{source}: {found}; expected the environment variable with the token for --push")
+        problem = f"replicas.{replica.name}.push_token_env: missing"
+        raise ConfigError(f"{source}: {problem}; expected the environment variable with the token for --push")
     model = None if len(replica.models) > 1 else _base_model(replica)
     return PushTarget(url=checked, replica=replica.name, model=model, token=token)
 
@@ -150,8 +150,8 @@ def _rtt_ms(config: Config, replica: ReplicaConfig, *, source: Path) -> float:
 
     rtt_ms = config.simulation.rtt_ms.get(replica.region)
     if rtt_ms is None:
-        place = f"simulation.rtt_ms.{replica.region}"
-        raise ConfigError(f"{source}: {place}: missing; expected the mean round trip to that region in ms")
+        key = f"simulation.rtt_ms.{replica.region}"
+        raise ConfigError(f"{source}: {key}: missing; expected the mean round trip to that region in ms")
     return rtt_ms
 
 

@@ -189,8 +189,10 @@ class Launch:
 
         link = await connect(start, connection)
         try:
-            found = await join(link)
-            text, persisted = (self.text, None) if found is None else (found[0], parse_state(found[1], source="leader"))
+            joined = await join(link)
+            text, persisted = (
+                (self.text, None) if joined is None else (joined[0], parse_state(joined[1], source="leader"))
+            )
             started = validate(text, source=self.config, overrides=self.overrides)
             options = self._options(
                 started,
@@ -320,15 +322,15 @@ def inherited_listeners() -> Inherited | None:
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
     if pid != str(os.getpid()) or not count.isdigit() or int(count) == 0:
         return None
-    found: dict[str, socket] = {}
-    for place in range(int(count)):
-        name = names[place] if place < len(names) and names[place] in ("data", "admin") else "data"
-        if name in found:
+    by_name: dict[str, socket] = {}
+    for index in range(int(count)):
+        name = names[index] if index < len(names) and names[index] in ("data", "admin") else "data"
+        if name in by_name:
             raise InvalidValueError("LISTEN_FDNAMES", ":".join(names), "one socket named data and one named admin")
-        found[name] = socket(fileno=_FIRST_OF_SYSTEMD + place)
+        by_name[name] = socket(fileno=_FIRST_OF_SYSTEMD + index)
     from gorgo.live.workers.parent import Inherited
 
-    return Inherited(found.get("data"), found.get("admin"))
+    return Inherited(by_name.get("data"), by_name.get("admin"))
 
 
 def processes_of(given: str | None, config: Config) -> int:

@@ -40,16 +40,16 @@ def _token(variable: str) -> str | None:
     name = os.environ.get(f"{variable}_FILE")
     if token is not None or not name:
         return token
-    place = f"{variable}_FILE={name}: "
+    prefix = f"{variable}_FILE={name}: "
     try:
         with open(name, "rb") as file:
             text = file.read(_TOKEN_BYTES_MAX + 1).decode().strip()
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{place}expected a file with the token: {error}") from error
+        raise typer.BadParameter(f"{prefix}expected a file with the token: {error}") from error
     if not 0 < len(text) <= _TOKEN_BYTES_MAX:
         found = "more than any header holds" if text else "nothing"
-        raise typer.BadParameter(f"{place}expected the token, found {found}")
-    return _word(text, place)
+        raise typer.BadParameter(f"{prefix}expected the token, found {found}")
+    return _word(text, prefix)
 
 
 def finite(option: typer.CallbackParam, value: float | list[float] | None) -> float | list[float] | None:
@@ -204,10 +204,10 @@ def api_key() -> str | None:
     return _word(os.environ.get("GORGO_API_KEY") or "", "GORGO_API_KEY: ") or None
 
 
-def _word(key: str, place: str = "") -> str:
+def _word(key: str, prefix: str = "") -> str:
     word = key.strip()
     if not word.isascii() or not word.isprintable():
-        raise typer.BadParameter(f"{place}expected printable ASCII, as a header can hold it")
+        raise typer.BadParameter(f"{prefix}expected printable ASCII, as a header can hold it")
     return word
 
 

@@ -65,9 +65,9 @@ def checked_algorithm(name: str | None) -> str | None:
     """Return the name of an optimizer of the registry or of another package's entry point, or raise a usage error."""
     if name is None:
         return None
-    known = [*ALGORITHMS, *(found.name for found in entry_points(group="gorgo.optimizers"))]
-    if name not in known:
-        raise typer.BadParameter(f"--algorithm {name}: expected one of {', '.join(known)}")
+    algorithms = [*ALGORITHMS, *(entry_point.name for entry_point in entry_points(group="gorgo.optimizers"))]
+    if name not in algorithms:
+        raise typer.BadParameter(f"--algorithm {name}: expected one of {', '.join(algorithms)}")
     return name
 
 
@@ -241,17 +241,17 @@ RESOLVE_S = 30.0
 
 def addresses_of(urls: Sequence[str]) -> list[str]:
     """Return a URL per address of the names in `urls`, in a stable order. Raises a usage error for an unknown name."""
-    found: dict[str, None] = {}
+    addresses: dict[str, None] = {}
     for url in urls:
         parts = urlsplit(url)
         try:
             rows = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
         except OSError as error:
             raise typer.BadParameter(f"--url {url}: expected a name with addresses: {error}") from error
-        for host in sorted({str(row[4][0]) for row in rows}):
-            place = f"[{host}]" if ":" in host else host
-            found[parts._replace(netloc=f"{place}:{parts.port or 80}").geturl()] = None
-    return list(found)
+        for host in sorted({str(info[4][0]) for info in rows}):
+            bracketed = f"[{host}]" if ":" in host else host
+            addresses[parts._replace(netloc=f"{bracketed}:{parts.port or 80}").geturl()] = None
+    return list(addresses)
 
 
 class Changes:
@@ -382,18 +382,18 @@ def tune_offline(
     }
     if rehearse is not None:
         campaign = campaign_options(rare, mode=rehearse, max_generations=max_generations)
-        found = rehearse_offline(recorded, campaign, **search)
+        result = rehearse_offline(recorded, campaign, **search)
     else:
         search |= {"candidates": max_generations, "seeds": seeds, "held_out_seeds": rare.held_out_seeds}
-        found = search_offline(recorded, n_jobs=-1 if jobs is None else jobs, **search)
+        result = search_offline(recorded, n_jobs=-1 if jobs is None else jobs, **search)
     warning = skipped_lines(Path(recorded.source))
     if warning is not None:
         typer.echo(f"gorgo: {warning}", err=True)
     if as_json:
-        options.print_json(found.as_json())
+        options.print_json(result.as_json())
         return
-    typer.echo(generations_table(found.rows))
-    typer.echo(f"\n{weights_in_words(found.weights)}: {found.reason}")
+    typer.echo(generations_table(result.rows))
+    typer.echo(f"\n{weights_in_words(result.weights)}: {result.reason}")
 
 
 #: Characters of a text in a table: a reason of the tuner has some 100.
@@ -401,13 +401,14 @@ MAX_SHOWN = 300
 
 
 def campaign_in_words(
-    database: str, row: CampaignRow | None, generations: Sequence[Generation], events: Sequence[EventRow]
+    database: str, campaign: CampaignRow | None, generations: Sequence[Generation], events: Sequence[EventRow]
 ) -> str:
     """Return the text that `gorgo history` prints."""
-    if row is None:
+    if campaign is None:
         return f"{database}: no campaign yet; `gorgo tune` starts one"
-    ended = "running, or to be continued" if row.outcome is None else row.outcome
-    head = f"campaign {row.id}: {line(row.policy)} on {line(row.target)} since {moment(row.started_s)}; {line(ended)}"
+    ended = "running, or to be continued" if campaign.outcome is None else campaign.outcome
+    since = moment(campaign.started_s)
+    head = f"campaign {campaign.id}: {line(campaign.policy)} on {line(campaign.target)} since {since}; {line(ended)}"
     noted = [f"{moment(event.at_s)}  {line(event.kind)}: {line(event.reason)}" for event in events]
     return "\n".join([head, "", generations_table(generations), *noted])
 
@@ -484,19 +485,21 @@ def history(
     """
     from tuner.commands import read_history, write_history
 
-    row, generations, events = read_history(database, campaign=campaign, limit=last)
+    campaign_row, generations, events = read_history(database, campaign=campaign, limit=last)
     if out is not None:
-        write_history(out / "history.json", row, generations)
+        write_history(out / "history.json", campaign_row, generations)
     if plot is not None:
         from gorgo.lab.report import write_tuning_plot
 
         write_tuning_plot(plot, [one.as_json() for one in generations])
     if as_json:
         shown = {
-            "campaign": None if row is None else asdict(row) | {"options": dict(row.options)},
+            "campaign": None
+            if campaign_row is None
+            else asdict(campaign_row) | {"options": dict(campaign_row.options)},
             "generations": [one.as_json() for one in generations],
             "events": [asdict(event) for event in events],
         }
         options.print_json(shown)
         return
-    typer.echo(campaign_in_words(database, row, generations, events))
+    typer.echo(campaign_in_words(database, campaign_row, generations, events))

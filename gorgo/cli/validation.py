@@ -99,9 +99,9 @@ class ValidConfig:
 
 def validate(text: bytes, *, source: Path, overrides: Overrides) -> ValidConfig:
     """Check the text of a regions file with the options. Raises `ConfigError` with every error."""
-    _, found = examine(text, source=source, overrides=overrides)
-    assert found is not None, "without `machine` a value may be unknown"
-    return found
+    _, valid = examine(text, source=source, overrides=overrides)
+    assert valid is not None, "without `machine` a value may be unknown"
+    return valid
 
 
 def examine(text: bytes, *, source: Path, overrides: Overrides) -> tuple[Document, ValidConfig | None]:
@@ -145,10 +145,10 @@ def _routing(document: Document, overrides: Overrides) -> Iterator[Problem]:
     """Yield errors of policy, weights and shadow policy, in the file and in the options."""
     proxy = inside(document.data, "proxy")
     name = proxy.get("policy", _DEFAULTS["policy"])
-    own = yield from _policy(document, ("proxy", "policy"), name, overrides)
-    if own is not None:
-        yield from _weights(document, own, inside(proxy, "weights"))
-    chosen = yield from _chosen(document, overrides, own)
+    of_file = yield from _policy(document, ("proxy", "policy"), name, overrides)
+    if of_file is not None:
+        yield from _weights(document, of_file, inside(proxy, "weights"))
+    chosen = yield from _chosen(document, overrides, of_file)
     shadow = proxy.get("shadow_policy")
     scoring = yield from _policy(document, ("proxy", "shadow_policy"), shadow, overrides)
     if isinstance(shadow, str) and scoring is not None and chosen is not None:
@@ -158,14 +158,14 @@ def _routing(document: Document, overrides: Overrides) -> Iterator[Problem]:
             yield _problem(document, ("proxy", "shadow_policy"), error)
 
 
-def _chosen(document: Document, overrides: Overrides, own: Policy | None) -> Iterator[Problem] | Any:
+def _chosen(document: Document, overrides: Overrides, of_file: Policy | None) -> Iterator[Problem] | Any:
     """Yield errors of --policy and --weights; return the policy that they choose."""
     if overrides.pinned is not None:
         return overrides.pinned[0]
     if overrides.weights_file is None and overrides.policy is None:
-        return own
+        return of_file
     option = "--policy" if overrides.weights_file is None else "--weights"
-    bare = Config(proxy=ProxyConfig(region="-", policy=own.name if own else "random"), regions=(), replicas=())
+    bare = Config(proxy=ProxyConfig(region="-", policy=of_file.name if of_file else "random"), regions=(), replicas=())
     try:
         policy, _ = compose_policy(
             bare, source=Path(option), policy=overrides.policy, weights_file=overrides.weights_file
@@ -216,7 +216,7 @@ def _weights(document: Document, policy: Policy, values: Mapping[str, object]) -
 def _profile(document: Document) -> Iterator[Problem]:
     simulation = inside(document.data, "simulation")
     named: dict[Place, object] = {("simulation", "profile"): simulation.get("profile")}
-    named |= {("simulation", "profiles", name): found for name, found in inside(simulation, "profiles").items()}
+    named |= {("simulation", "profiles", name): profile for name, profile in inside(simulation, "profiles").items()}
     named = {path: name for path, name in named.items() if isinstance(name, str)}
     if not named:
         return
@@ -270,12 +270,12 @@ def _tokens(overrides: Overrides) -> Iterator[Problem]:
 
 def _push_tokens(document: Document, overrides: Overrides) -> Iterator[Problem]:
     """Yield push tokens that would let an engine administrate."""
-    found: list[tuple[Place, object]] = [
+    entries: list[tuple[Place, object]] = [
         (("replicas", number), item) for number, item in enumerate(items(document.data, "replicas"))
     ]
     for number, item in enumerate(items(document.data, "fleet_sources")):
-        found.append((("fleet_sources", number, "replica"), inside(item, "replica")))
-    for place, item in found:
+        entries.append((("fleet_sources", number, "replica"), inside(item, "replica")))
+    for place, item in entries:
         variable = item.get("push_token_env") if isinstance(item, Mapping) else None
         if not isinstance(variable, str) or overrides.admin_token is None:
             continue
@@ -285,9 +285,9 @@ def _push_tokens(document: Document, overrides: Overrides) -> Iterator[Problem]:
 
 
 def _unknown(document: Document, path: Place, name: str, kind: str, names: Iterable[str]) -> Problem:
-    known = list(names)
-    found = f"{json.dumps(name[:60])} is not a known {kind}{closest(name, known)}"
-    return Problem(path, _line(document, path), found, f"one of {', '.join(known)}")
+    choices = list(names)
+    found = f"{json.dumps(name[:60])} is not a known {kind}{closest(name, choices)}"
+    return Problem(path, _line(document, path), found, f"one of {', '.join(choices)}")
 
 
 def _problem(document: Document, path: Place, error: GorgoError) -> Problem:
@@ -476,8 +476,8 @@ def _model(**values: str) -> ModelConfig:
 
 def _texts(data: Mapping[str, object], *keys: str) -> dict[str, str]:
     """Return the values that are texts; others are errors already."""
-    found = ((key, data.get(key)) for key in keys)
-    return {key: value for key, value in found if isinstance(value, str) and value}
+    pairs = ((key, data.get(key)) for key in keys)
+    return {key: value for key, value in pairs if isinstance(value, str) and value}
 
 
 def _checked(document: Document, path: Place, check: Callable[[], object]) -> Iterator[Problem]:

@@ -49,10 +49,10 @@ def excerpt(text: str, line: int, column: int) -> str:
     2 | b: [2, }
       |        ^
     """
-    found = _line(text, line)
-    if len(found) > MAX_LINE or not found.strip():
+    source_line = _line(text, line)
+    if len(source_line) > MAX_LINE or not source_line.strip():
         return ""
-    shown = redact_secrets("".join(one if one.isprintable() else " " for one in found))
+    shown = redact_secrets("".join(one if one.isprintable() else " " for one in source_line))
     first = max(0, column - WIDTH // 2) if len(shown) > WIDTH else 0
     margin = f"{line} | "
     return f"{margin}{shown[first : first + WIDTH].rstrip()}\n{'| ':>{len(margin)}}{' ' * (column - first)}^"
@@ -79,8 +79,8 @@ def redact_secrets(line: str) -> str:
     'api_key: ******, url: http://*****@host'
     """
     for pattern in _SECRETS:
-        for found in reversed(list(pattern.finditer(line))):
-            start, end = found.span("secret")
+        for match in reversed(list(pattern.finditer(line))):
+            start, end = match.span("secret")
             line = line[:start] + _STAR * (end - start) + line[end:]
     return line
 
@@ -365,8 +365,8 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
     said = getattr(error, "problem", None) or getattr(error, "reason", None) or "a syntax error"
     # A mapping in braces ends at the brace of a reference without quotes.
     lines = text.splitlines()
-    row = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
-    is_reference = mark is not None and row[: mark.column + 1].endswith("${")
+    source_line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    is_reference = mark is not None and source_line[: mark.column + 1].endswith("${")
     return Problem((), line, f"not YAML: {_short(said)}", "quotes around ${NAME}" if is_reference else "YAML", shown)
 
 

@@ -97,8 +97,8 @@ def check_text(
         document.report((), "empty", "a mapping with proxy, regions and replicas")
     config = check_document(document) if document.lines else None
     if further is not None and document.lines:
-        known = {problem.path for problem in document.problems}
-        document.problems.extend(problem for problem in further(document) if problem.path not in known)
+        reported = {problem.path for problem in document.problems}
+        document.problems.extend(problem for problem in further(document) if problem.path not in reported)
     document.hide_expanded()
     return document, config
 
@@ -120,10 +120,10 @@ def _typed(document: Document, adapter: TypeAdapter[T], model: type[T]) -> T | N
     try:
         return adapter.validate_json(json.dumps(document.data), strict=True)
     except ValidationError as invalid:
-        known = {problem.path for problem in document.problems} | document.unknown
-        found = (explain(error, document, model) for error in invalid.errors(include_url=False))
+        reported = {problem.path for problem in document.problems} | document.unknown
+        problems = (explain(error, document, model) for error in invalid.errors(include_url=False))
         # A value with a syntax error is null in the data: one error per path.
-        document.problems.extend(problem for problem in found if problem.path not in known)
+        document.problems.extend(problem for problem in problems if problem.path not in reported)
         return None
 
 
@@ -149,13 +149,13 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     yield from _repeated(_names(document.data, "rules", "clients"), document)
     yield from _aliases(document)
     yield from _profiled(document)
-    known = sorted(set(regions.values()))
-    if not known or any(path[0] == "regions" for path in document.unknown):
+    region_names = sorted(set(regions.values()))
+    if not region_names or any(path[0] == "regions" for path in document.unknown):
         return  # Already reported, or a name is not known here; every region below would be unknown.
     for path, region in _regions_used(document.data):
-        if region not in known:
-            what = f"{json.dumps(region)} is not a region of this file{closest(region, known)}"
-            yield Problem(path, document.line(path), what, f"one of {', '.join(known)}")
+        if region not in region_names:
+            what = f"{json.dumps(region)} is not a region of this file{closest(region, region_names)}"
+            yield Problem(path, document.line(path), what, f"one of {', '.join(region_names)}")
     yield from _same_address(document)
     yield from _ready_replicas(document)
 
@@ -182,8 +182,8 @@ def _aliases(document: Document) -> Iterator[Problem]:
     """Yield each alias that also names another model."""
     named = {name: path for path, name in _names(document.data, "models").items()}
     for number, item in enumerate(items(document.data, "models")):
-        for place, alias in enumerate(items(item, "aliases")):
-            path: Path = ("models", number, "aliases", place)
+        for position, alias in enumerate(items(item, "aliases")):
+            path: Path = ("models", number, "aliases", position)
             if isinstance(alias, str) and alias in named:
                 where = f"{show_path(named[alias])} on line {document.line(named[alias])}"
                 yield Problem(path, document.line(path), f"{json.dumps(alias)} is also {where}", "each name once")
@@ -212,12 +212,12 @@ def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
 
 def _profiled(document: Document) -> Iterator[Problem]:
     """Yield each simulated profile of a replica that the file lacks."""
-    known = sorted(set(_names(document.data, "replicas").values()))
+    replica_names = sorted(set(_names(document.data, "replicas").values()))
     for name in inside(inside(document.data, "simulation"), "profiles"):
-        if known and name not in known:
+        if replica_names and name not in replica_names:
             path: Path = ("simulation", "profiles", name)
-            what = f"{json.dumps(name)} is not a replica of this file{closest(name, known)}"
-            yield Problem(path, document.line(path), what, f"one of {', '.join(known)}")
+            what = f"{json.dumps(name)} is not a replica of this file{closest(name, replica_names)}"
+            yield Problem(path, document.line(path), what, f"one of {', '.join(replica_names)}")
 
 
 def _tls(document: Document) -> Iterator[Problem]:
@@ -229,11 +229,13 @@ def _tls(document: Document) -> Iterator[Problem]:
         given = [key for key in ("ca_file", "client_cert", "client_key") if item.get(key) is not None]
         url = item.get("url")
         if given and isinstance(url, str) and not url.lower().startswith("https:"):
-            place = (*path, given[0])
-            yield Problem(place, document.line(place), "given for a url without TLS", "an https:// url beside it")
+            key_path = (*path, given[0])
+            yield Problem(key_path, document.line(key_path), "given for a url without TLS", "an https:// url beside it")
         if ("client_cert" in given) != ("client_key" in given):
-            place = (*path, given[-1])
-            yield Problem(place, document.line(place), "half a pair", "client_cert and client_key, both or neither")
+            key_path = (*path, given[-1])
+            yield Problem(
+                key_path, document.line(key_path), "half a pair", "client_cert and client_key, both or neither"
+            )
 
 
 #: Phases of a request; none may take longer than the whole.
@@ -270,9 +272,9 @@ def _some_replicas(document: Document) -> Iterator[Problem]:
 
 def _allowed(data: object, key: str, above: Path) -> Iterator[tuple[Path, str]]:
     for number, item in enumerate(items(data, key)):
-        for place, region in enumerate(items(item, "allowed_regions")):
+        for position, region in enumerate(items(item, "allowed_regions")):
             if isinstance(region, str):
-                yield (*above, key, number, "allowed_regions", place), region
+                yield (*above, key, number, "allowed_regions", position), region
 
 
 def _same_address(document: Document) -> Iterator[Problem]:
@@ -298,8 +300,8 @@ def inside(data: object, key: str) -> Mapping[str, object]:
 
 def items(data: object, key: str) -> list[object]:
     """Return the list at `key` of plain data; an empty one without it."""
-    found = data.get(key) if isinstance(data, Mapping) else None
-    return found if isinstance(found, list) else []
+    value = data.get(key) if isinstance(data, Mapping) else None
+    return value if isinstance(value, list) else []
 
 
 # A regions.yaml from the URLs of replicas: what `gorgo serve --replica` runs, and prints for a user who needs a file.
@@ -432,9 +434,9 @@ def keys_at(path: Path, model: type = Config) -> list[str]:
 
 def _unknown_key(path: Path, document: Document, model: type) -> Problem:
     # The value is not shown: it may be a misplaced API key.
-    known = keys_at(path[:-1], model)
-    found = f"unknown key{closest(str(path[-1]), known)}"
-    return Problem(path, document.line(path), found, f"one of {', '.join(known)}")
+    keys = keys_at(path[:-1], model)
+    found = f"unknown key{closest(str(path[-1]), keys)}"
+    return Problem(path, document.line(path), found, f"one of {', '.join(keys)}")
 
 
 def _found(path: Path, value: object) -> str:

@@ -31,15 +31,15 @@ def url_warnings(replicas: Sequence[ReplicaConfig]) -> list[str]:
     >>> url_warnings([ReplicaConfig(name="a", region="eu", url="http://10.0.0.5:30000/v1")])
     ['replicas[0].url: http://10.0.0.5:30000/v1 ends in /v1, which the proxy adds itself; write http://10.0.0.5:30000']
     """
-    found: list[str] = []
+    warnings: list[str] = []
     first: dict[tuple[str, str, int | None, str], int] = {}
     for number, replica in enumerate(replicas):
-        found += _of_path(number, replica.url)
+        warnings += _of_path(number, replica.url)
         earlier = first.setdefault(_address(replica.url), number)
         if earlier != number:
             same = f"replicas[{earlier}] ({replicas[earlier].name})"
-            found.append(f"replicas[{number}].url: {replica.url} is that of {same}: one engine would count as two")
-    return found
+            warnings.append(f"replicas[{number}].url: {replica.url} is that of {same}: one engine would count as two")
+    return warnings
 
 
 def report_warnings(config: Config, policies: Sequence[Policy]) -> list[str]:
@@ -52,20 +52,20 @@ def report_warnings(config: Config, policies: Sequence[Policy]) -> list[str]:
         *((f"fleet_sources[{number}].replica", each.replica) for number, each in enumerate(config.fleet_sources)),
     ]
     reads, tokenizers = any(policy.index == "events" for policy in policies), _tokenizers(config)
-    found: list[str] = []
-    for place, replica in places:
+    warnings: list[str] = []
+    for entry_key, replica in places:
         keys = [key for key in ("kv_events", "push_token_env") if getattr(replica, key) is not None]
         missing = [name for name in _served(config, replica) if name not in tokenizers]
         if not keys:
             continue
         if not reads:
-            found.append(f"{place}.{keys[0]}: history: policy {policies[0].name} reads no reports of caches")
+            warnings.append(f"{entry_key}.{keys[0]}: history: policy {policies[0].name} reads no reports of caches")
         elif missing or not tokenizers:
-            found.append(
-                f"{place}.{keys[0]}: history: no tokenizer for {', '.join(missing) or 'any model'}; "
+            warnings.append(
+                f"{entry_key}.{keys[0]}: history: no tokenizer for {', '.join(missing) or 'any model'}; "
                 "set models[].tokenizer"
             )
-    return found
+    return warnings
 
 
 def model_warnings(config: Config, policies: Sequence[Policy], listed: Mapping[str, Sequence[str]]) -> list[str]:
@@ -73,15 +73,15 @@ def model_warnings(config: Config, policies: Sequence[Policy], listed: Mapping[s
     if not any(policy.index == "events" for policy in policies):
         return []
     tokenizers, aliases = _tokenizers(config), model_names(config)
-    found = []
+    warnings = []
     for replica in config.replicas:
         names = [aliases.get(name, name) for name in listed.get(replica.name, ())]
         reports = replica.kv_events is not None or replica.push_token_env is not None
         if reports and not replica.models and names and not any(name in tokenizers for name in names):
-            found.append(
+            warnings.append(
                 f"{replica.name}: history: no tokenizer for {', '.join(names[:_NAMED])}; set models[].tokenizer"
             )
-    return found
+    return warnings
 
 
 def scrape_warnings(configured_s: float | None, policies: Sequence[Policy]) -> list[str]:
@@ -91,13 +91,13 @@ def scrape_warnings(configured_s: float | None, policies: Sequence[Policy]) -> l
     >>> scrape_warnings(30.0, [make_policy("predicted-latency")])[0]
     'proxy.scrape_interval_s: 30 s is too slow: predicted-latency needs queued_requests, used_tokens at most 1 s old'
     """
-    found = []
+    warnings = []
     for policy in policies:
         slow = slow_signals(scrape_interval_s(configured_s, *policies), policy)
         if slow:
             needs = f"{policy.name} needs {', '.join(slow)} at most {min(slow.values()):g} s old"
-            found.append(f"proxy.scrape_interval_s: {configured_s:g} s is too slow: {needs}")
-    return found
+            warnings.append(f"proxy.scrape_interval_s: {configured_s:g} s is too slow: {needs}")
+    return warnings
 
 
 def _tokenizers(config: Config) -> set[str]:
@@ -117,9 +117,9 @@ def several_addresses(addresses: Iterable[str]) -> str | None:
     >>> several_addresses(["10.0.0.2", "10.0.0.1"])
     'its name has 2 addresses (10.0.0.1, 10.0.0.2): requests go to one of them; fleet_sources make a replica of each'
     """
-    found = set(addresses)
-    six = {address for address in found if ":" in address}
-    most = sorted(six if len(six) > len(found - six) else found - six)
+    distinct = set(addresses)
+    six = {address for address in distinct if ":" in address}
+    most = sorted(six if len(six) > len(distinct - six) else distinct - six)
     if len(most) < 2:
         return None
     more = f" and {len(most) - ADDRESSES_SHOWN} more" if len(most) > ADDRESSES_SHOWN else ""

@@ -45,21 +45,21 @@ def router_limits(config: Config) -> RouterLimits:
     )
 
 
-def training_spec(own: TrainingSpec, learning: LearningConfig) -> TrainingSpec:
+def training_spec(spec: TrainingSpec, learning: LearningConfig) -> TrainingSpec:
     """Return the training of a policy with the settings that the configuration has.
 
     >>> training_spec(TrainingSpec("mlp", ("rtt_s",)), LearningConfig(epochs=3)).epochs
     3
     """
     return replace(
-        own,
-        round_samples=learning.round_samples or own.round_samples,
-        round_growth=own.round_growth if learning.round_samples is None else 0.0,
-        first_samples=learning.first_samples or own.first_samples,
-        fifo=learning.fifo_samples or own.fifo,
-        replay=own.replay if learning.replay_samples is None else learning.replay_samples,
-        epochs=learning.epochs or own.epochs,
-        target_cap_s=learning.target_cap_s or own.target_cap_s,
+        spec,
+        round_samples=learning.round_samples or spec.round_samples,
+        round_growth=spec.round_growth if learning.round_samples is None else 0.0,
+        first_samples=learning.first_samples or spec.first_samples,
+        fifo=learning.fifo_samples or spec.fifo,
+        replay=spec.replay if learning.replay_samples is None else learning.replay_samples,
+        epochs=learning.epochs or spec.epochs,
+        target_cap_s=learning.target_cap_s or spec.target_cap_s,
     )
 
 
@@ -186,8 +186,8 @@ def deadlines_by_region(config: Config) -> Mapping[str, Deadlines]:
         stream_idle_s=limits.stream_idle_timeout_s,
         request_s=limits.request_timeout_s,
     )
-    own = {region.name: region.limits.first_token_timeout_s for region in config.regions}
-    return {name: replace(common, first_token_s=value or common.first_token_s) for name, value in own.items()}
+    first_token_s = {region.name: region.limits.first_token_timeout_s for region in config.regions}
+    return {name: replace(common, first_token_s=value or common.first_token_s) for name, value in first_token_s.items()}
 
 
 # The memory that this process may use: the tightest limit of its control groups, else the machine's.
@@ -230,8 +230,8 @@ def max_buffered_bytes(limits: LimitsConfig) -> int:
 
 def memory_bytes(root: Path = Path("/")) -> int | None:
     """Return the memory that this process may use, None if unknown. `root` has the files of Linux."""
-    found = [*_group_limits(root), *_physical(root)]
-    return min(found) if found else None
+    limits = [*_group_limits(root), *_physical(root)]
+    return min(limits) if limits else None
 
 
 def _group_limits(root: Path) -> Iterator[int]:

@@ -176,7 +176,7 @@ AUTO = "auto"
 
 def engine_names() -> list[str]:
     """Return all names of engines, this package's first. Entry points are read from files at each call."""
-    others = {found.name for found in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN)
+    others = {entry_point.name for entry_point in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN)
     return [*BUILT_IN, *sorted(others)]
 
 
@@ -184,7 +184,7 @@ def checked_engine(name: str) -> str:
     """Return `name`. Raises `ValueError` with the allowed names."""
     if name == AUTO or name in BUILT_IN or name in engine_names():
         return name
-    *first, last = (f"'{known}'" for known in (*engine_names(), AUTO))
+    *first, last = (f"'{allowed}'" for allowed in (*engine_names(), AUTO))
     raise ValueError(f"{', '.join(first)} or {last}")
 
 
@@ -205,12 +205,12 @@ def some(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
     return entries
 
 
-def auto_or(found: object) -> Callable[[Any, ValidatorFunctionWrapHandler], Any]:
-    """Accept `auto` for the mapping `found`."""
+def auto_or(mapping: object) -> Callable[[Any, ValidatorFunctionWrapHandler], Any]:
+    """Accept `auto` for a `mapping`."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         if value == "auto":
-            return handler(found)
+            return handler(mapping)
         if not isinstance(value, Mapping):
             raise ValueError("auto, or a mapping")
         return handler(value)

@@ -93,10 +93,12 @@ class SseReader:
             last = searched + last
         self._pending = last
         # The last byte may be a CR that only the next one can judge; it is not counted as the line's either.
-        self._searched = max(0, len(last) - 1)
+        self._searched = len(last) - 1 if last else 0
+        left = self._max_lines - self._lines
+        self._lines += len(lines)
         for line in lines:
-            self._lines += 1
-            if self._lines > self._max_lines or len(line) + self._data_bytes > MAX_EVENT_BYTES:
+            left -= 1
+            if left < 0 or len(line) + self._data_bytes > MAX_EVENT_BYTES:
                 self.overflowed = True
                 return
             if line:
@@ -194,7 +196,7 @@ class FirstTokenDetector:
 
 def _has_more(data: Json, frame: frozenset[str]) -> bool:
     """Return whether `data` has a member that is not empty and not of its `frame`."""
-    return any(value and name not in frame for name, value in data.items())
+    return bool([name for name, value in data.items() if value and name not in frame])  # one frame for all members
 
 
 _DELTA_FRAME = frozenset({"role"})

@@ -93,19 +93,19 @@ class NamedReplica(ReplicaConfig):
         return partial(refused_address, local=self.local_addresses, is_name_allowed=False)
 
 
-def _checked_later(found: FoundReplica, config: FleetSourceConfig) -> FoundReplica:
-    values = {key.name: getattr(found.entry, key.name) for key in fields(ReplicaConfig)}
-    return replace(found, entry=NamedReplica(**values, local_addresses=config.local_addresses))
+def _checked_later(replica: FoundReplica, config: FleetSourceConfig) -> FoundReplica:
+    values = {key.name: getattr(replica.entry, key.name) for key in fields(ReplicaConfig)}
+    return replace(replica, entry=NamedReplica(**values, local_addresses=config.local_addresses))
 
 
-def without_refused(found: Found, config: FleetSourceConfig) -> Found:
+def without_refused(result: Found, config: FleetSourceConfig) -> Found:
     """Return the result without replicas at addresses that no replica of a source has, which are `rejected`.
 
     Prompts and keys of engines would go to the own machine, or to the metadata service of its cloud.
     """
     retained: list[FoundReplica] = []
-    rejected = dict(found.rejected)
-    for replica in found.replicas:
+    rejected = dict(result.rejected)
+    for replica in result.replicas:
         host = urlsplit(replica.entry.url).hostname or ""
         reason = refused_address(host, local=config.local_addresses, is_name_allowed=not config.watches)
         if reason is None:
@@ -167,21 +167,21 @@ def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     return address.ipv4_mapped or address.sixtofour or address
 
 
-def next_entries(before: Mapping[str, ReplicaConfig], found: Found) -> dict[str, ReplicaConfig]:
-    """Return the entries of a source after `found`, by name.
+def next_entries(before: Mapping[str, ReplicaConfig], result: Found) -> dict[str, ReplicaConfig]:
+    """Return the entries of a source after `result`, by name.
 
     A replica that is not ready, or stopping, drains if it was in use, and is left out otherwise. A replica whose object
     became invalid stays as it was: an edit with an error must not take it away.
     """
     after: dict[str, ReplicaConfig] = {}
-    for replica in found.replicas:
+    for replica in result.replicas:
         entry = replica.entry
         was = before.get(entry.name)
         if replica.state is ReplicaState.READY:
             after[entry.name] = entry
         elif was is not None and was.url == entry.url:
             after[entry.name] = replace(entry, draining=True)
-    for name in found.rejected:
+    for name in result.rejected:
         if name in before and name not in after:
             after[name] = before[name]
     return after
@@ -215,8 +215,8 @@ def merge(
     which is not one stays as it was in `before`, the entries that joined last: a mistyped annotation must not take a
     replica that serves out of the fleet.
     """
-    names = {row.name for row in file.replicas}
-    urls = {row.url.rstrip("/"): row.name for row in file.replicas}
+    names = {replica.name for replica in file.replicas}
+    urls = {replica.url.rstrip("/"): replica.name for replica in file.replicas}
     regions = {region.name for region in file.regions}
     joined: dict[tuple[str, str], ReplicaConfig] = {}
     refused: dict[tuple[str, str], str] = {}
@@ -340,8 +340,8 @@ def make_entry(
         key = label.removeprefix(PREFIX)
         if key not in KEYS:
             return f"{label}: unknown key{closest(key, KEYS)}; expected one of {', '.join(KEYS)}"
-        place, read = KEYS[key]
-        (capacity if place[0] == "capacity" else data)[place[-1]] = read(value)
+        key_path, read = KEYS[key]
+        (capacity if key_path[0] == "capacity" else data)[key_path[-1]] = read(value)
     if data["region"] is None:
         return f"no region; expected the label {REGION_LABEL}, {PREFIX}region, or replica.region of the source"
     try:
@@ -352,8 +352,8 @@ def make_entry(
 
 def _explained(error: ErrorDetails, data: Mapping[str, object]) -> str:
     problem = explain(error, Document(data=data), ReplicaConfig)
-    place = tuple(part for part in problem.path if isinstance(part, str))
-    return f"{_KEY_OF.get(place, '.'.join(place))}: {problem.found}; expected {problem.expected}"
+    key_path = tuple(part for part in problem.path if isinstance(part, str))
+    return f"{_KEY_OF.get(key_path, '.'.join(key_path))}: {problem.found}; expected {problem.expected}"
 
 
 # Answers of DNS to replicas: one per address.

@@ -70,20 +70,20 @@ class FoundFleet:
                 self.sources[config.name] = SourceState(config, now, entries=entries)
         self.on_change()
 
-    def apply_result(self, name: str, found: Found, *, now: float) -> SourceState | None:
+    def apply_result(self, name: str, result: Found, *, now: float) -> SourceState | None:
         """Take the whole result of a source. Return its state if anything changed."""
         source = self.sources.get(name)
         if source is None:
             return None
-        if len(found.replicas) > MAX_REPLICAS:
-            self.fail(name, f"{len(found.replicas)} replicas; expected at most {MAX_REPLICAS}", now=now)
+        if len(result.replicas) > MAX_REPLICAS:
+            self.fail(name, f"{len(result.replicas)} replicas; expected at most {MAX_REPLICAS}", now=now)
             return None
-        found = without_refused(found, source.config)
-        entries = next_entries(source.entries, found)
-        rejected = dict(found.rejected)
+        result = without_refused(result, source.config)
+        entries = next_entries(source.entries, result)
+        rejected = dict(result.rejected)
         stopping = frozenset(
             each.entry.name
-            for each in found.replicas
+            for each in result.replicas
             if each.state is ReplicaState.STOPPING and each.entry.name in entries
         )
         before = source.entries, source.rejected, source.stopping

@@ -69,10 +69,10 @@ def described(document: Document) -> Described:
     """Return the labels and annotations that describe a replica; an annotation takes precedence over a label."""
     metadata = mapping(document, "metadata")
     labels, annotations = mapping(metadata, "labels"), mapping(metadata, "annotations")
-    found = {**labels, **{key: value for key, value in annotations.items() if str(key).startswith(PREFIX)}}
+    merged = {**labels, **{key: value for key, value in annotations.items() if str(key).startswith(PREFIX)}}
     return tuple(
         (key, value[:_MAX_VALUE])
-        for key, value in sorted(found.items())
+        for key, value in sorted(merged.items())
         if isinstance(value, str) and (key.startswith(PREFIX) or key == REGION_LABEL)
     )
 
@@ -106,14 +106,14 @@ def read_pod(document: Document) -> Pod:
     name = object_name(document)
     if not spec:
         raise ObjectError(f"pod {name}: no spec")
-    conditions = {text(row, "type"): text(row, "status") for row in mappings(status, "conditions")}
+    conditions = {text(condition, "type"): text(condition, "status") for condition in mappings(status, "conditions")}
     stopping = bool(text(metadata, "deletionTimestamp"))
     state = ReplicaState.READY if conditions.get("Ready") == "True" else ReplicaState.NOT_READY
     ports = tuple(
-        (text(row, "name"), found)
+        (text(port, "name"), port_number)
         for container in mappings(spec, "containers")
-        for row in mappings(container, "ports")
-        if (found := number(row, "containerPort")) is not None
+        for port in mappings(container, "ports")
+        if (port_number := number(port, "containerPort")) is not None
     )
     return Pod(
         name=name,
@@ -155,15 +155,15 @@ def found_pods(
         for port in ports:
             name = replica_name(pod.name if len(ports) == 1 else f"{pod.name}-{port}")
             used = dict(pod.ports).get(port) if isinstance(port, str) else port
-            place = f"pod {pod.namespace}/{pod.name}"
+            subject = f"pod {pod.namespace}/{pod.name}"
             if used is None:
-                have = ", ".join(known for known, _ in pod.ports if known) or "none"
-                rejected[name] = f"{place}: no port named {port!r}; its named ports: {have}"
+                have = ", ".join(port_name for port_name, _ in pod.ports if port_name) or "none"
+                rejected[name] = f"{subject}: no port named {port!r}; its named ports: {have}"
                 continue
             region = (regions or {}).get(pod.node) or None
             entry = make_entry(name, pod.ip, used, pod.described, shared, region)
             if isinstance(entry, str):
-                rejected[name] = f"{place}: {entry}"
+                rejected[name] = f"{subject}: {entry}"
             else:
                 replicas.append(FoundReplica(entry, pod.state))
     return Found(tuple(replicas), rejected)
@@ -206,19 +206,23 @@ def read_slice(document: Document) -> EndpointSlice:
     name = object_name(document)
     if text(document, "addressType") not in ("IPv4", "IPv6"):
         raise ObjectError(f"endpointslice {name}: expected addressType IPv4 or IPv6")
-    ports = ((text(row, "name"), number(row, "port")) for row in mappings(document, "ports"))
+    ports = ((text(port, "name"), number(port, "port")) for port in mappings(document, "ports"))
     return EndpointSlice(
         name=name,
         namespace=text(mapping(document, "metadata"), "namespace"),
         described=described(document),
-        ports=tuple((port, found) for port, found in ports if found is not None),
+        ports=tuple((port, port_number) for port, port_number in ports if port_number is not None),
         endpoints=tuple(_endpoints(document)),
     )
 
 
 def _endpoints(document: Document) -> Iterable[Endpoint]:
-    for row in mappings(document, "endpoints"):
-        addresses, conditions, target = row.get("addresses"), mapping(row, "conditions"), mapping(row, "targetRef")
+    for endpoint in mappings(document, "endpoints"):
+        addresses, conditions, target = (
+            endpoint.get("addresses"),
+            mapping(endpoint, "conditions"),
+            mapping(endpoint, "targetRef"),
+        )
         # All addresses of an endpoint are the same pod; the API allows to use the first.
         address = addresses[0] if isinstance(addresses, list) and addresses else None
         if not isinstance(address, str):
@@ -229,7 +233,7 @@ def _endpoints(document: Document) -> Iterable[Endpoint]:
         state = ReplicaState.READY if ready else ReplicaState.NOT_READY
         if conditions.get("terminating") is True:
             state = ReplicaState.STOPPING
-        yield Endpoint(address, state, pod, text(row, "nodeName"))
+        yield Endpoint(address, state, pod, text(endpoint, "nodeName"))
 
 
 def found_slices(
@@ -239,17 +243,17 @@ def found_slices(
     replicas: dict[str, FoundReplica] = {}
     rejected: dict[str, str] = {}
     for each in slices:
-        place = f"endpointslice {each.namespace}/{each.name}"
+        subject = f"endpointslice {each.namespace}/{each.name}"
         port = _port(each, source)
         for endpoint in each.endpoints:
             name = replica_name(endpoint.pod or f"{source.name}-{endpoint.address}")
             if isinstance(port, str):
-                rejected[name] = f"{place}: {port}"
+                rejected[name] = f"{subject}: {port}"
                 continue
             region = (regions or {}).get(endpoint.node) or None
             entry = make_entry(name, endpoint.address, port, each.described, source.replica, region)
             if isinstance(entry, str):
-                rejected[name] = f"{place}: {entry}"
+                rejected[name] = f"{subject}: {entry}"
             elif name not in replicas or endpoint.state is ReplicaState.READY:
                 replicas[name] = FoundReplica(entry, endpoint.state)
     return Found(tuple(replicas.values()), {name: why for name, why in rejected.items() if name not in replicas})
@@ -290,7 +294,7 @@ def read_pool(document: Document) -> InferencePool:
     name, spec = object_name(document), mapping(document, "spec")
     labels = mapping(spec, "selector", "matchLabels")
     selector = tuple(sorted((key, value) for key, value in labels.items() if isinstance(value, str)))
-    ports = tuple(port for row in mappings(spec, "targetPorts") if (port := number(row, "number")) is not None)
+    ports = tuple(port for target in mappings(spec, "targetPorts") if (port := number(target, "number")) is not None)
     if not selector:
         raise ObjectError(f"inferencepool {name}: no selector.matchLabels")
     if not ports:

@@ -212,15 +212,15 @@ class ListWatch(Generic[T]):
 
     def _remove(self, item: Document) -> None:
         name = text(mapping(item, "metadata"), "name")
-        known = self.objects.pop(name, None) is not None
-        if self.rejected.pop(name, None) is not None or known:
+        was_listed = self.objects.pop(name, None) is not None
+        if self.rejected.pop(name, None) is not None or was_listed:
             self.revision += 1
 
 
 def _decoded(body: bytes) -> Document:
     """Return the document, an empty one for text that is none."""
     try:
-        found = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

@@ -180,10 +180,10 @@ class OutcomeLines:
                 continue
             entry = json_object(line)
             if entry is not None and "gorgo_outcome_log" in entry:
-                found = entry["gorgo_outcome_log"]
-                if found not in self._schemas:
+                schema = entry["gorgo_outcome_log"]
+                if schema not in self._schemas:
                     expected = " or ".join(map(str, self._schemas))
-                    fail_at(where, "gorgo_outcome_log", found, f"{expected}, which this GORGO reads")
+                    fail_at(where, "gorgo_outcome_log", schema, f"{expected}, which this GORGO reads")
                 self._has_header = True
             elif entry is None and (self._has_header or number == 1):
                 self.cut_lines += 1  # by a full disk or a killed process; the first line may be a cut header

@@ -146,8 +146,8 @@ class Processes:
         deadline_s = time.monotonic() + timeout_s
         while True:
             ended = self._running[name].poll() is not None
-            if found := re.search(pattern, self._said(name), re.MULTILINE):
-                return found
+            if match := re.search(pattern, self._said(name), re.MULTILINE):
+                return match
             if ended:
                 raise FleetError(f"{name} {self._state(name)} before it was ready{self._last_words(name)}")
             if time.monotonic() > deadline_s:
@@ -410,11 +410,11 @@ def run_demo(options: DemoOptions, *, on_words: Callable[[str], None] | None = N
     requests = load_requests(options.trace, options.filters, seed=options.seed)
     rows: list[ResultRow] = []
     with termination_as_interrupt(), _folder(options.out) as folder:
-        for place, policy in enumerate(options.chosen, start=1):
-            label = f"({place}/{len(options.chosen)})"
+        for number, policy in enumerate(options.chosen, start=1):
+            label = f"({number}/{len(options.chosen)})"
             of_policy = _tuned_rows if options.tune else _one_row
-            found, words = of_policy(policy, requests, options, folder, label)
-            rows += found
+            made, words = of_policy(policy, requests, options, folder, label)
+            rows += made
             if on_words is not None:
                 for text in words:
                     on_words(text)
@@ -468,19 +468,19 @@ def _made(
     run: DemoRun, options: DemoOptions, folder: Path, label: str
 ) -> tuple[ResultRow, list[str], Mapping[str, float]]:
     """Return the row, what was learned in words, and the weights at the end."""
-    own = folder / run.name.replace(", ", "-").replace(" ", "-")
-    own.mkdir(parents=True, exist_ok=True)
+    run_folder = folder / run.name.replace(", ", "-").replace(" ", "-")
+    run_folder.mkdir(parents=True, exist_ok=True)
     assert options.trace is not None
     layout = TUNED_LAYOUT if options.tune else DEMO_LAYOUT
-    with running_fleet(run.policy, folder=own, seed=options.seed, layout=layout, weights=run.weights) as fleet:
+    with running_fleet(run.policy, folder=run_folder, seed=options.seed, layout=layout, weights=run.weights) as fleet:
         if run.tuned:
-            _start_tuner(fleet, own, seed=options.seed)
+            _start_tuner(fleet, run_folder, seed=options.seed)
         wanted = ReplayOptions(
             trace=options.trace,
             url=fleet.url,
             filters=options.filters,
             time_scale=options.time_scale,
-            out=own,
+            out=run_folder,
             model=MODEL,
             policy=run.name,
             weights=None if run.tuned else fleet.weights(),  # the tuner changes them
@@ -488,7 +488,7 @@ def _made(
             label=f"{run.name} {label}",
         )
         report = asyncio.run(replay(run.requests, wanted))
-        words = [_stop_tuner(fleet, own)] if run.tuned else []
+        words = [_stop_tuner(fleet, run_folder)] if run.tuned else []
         learned = fleet.learned()
         words += [] if learned is None else [learned]
         fleet.processes.check_alive()

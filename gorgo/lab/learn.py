@@ -105,17 +105,17 @@ def learn(
     before, after = rows.select(slice(0, split)), rows.select(slice(split, len(rows)))
     ttft, tpot = errors(train(before), after)
     recent = before.select(slice(max(0, split - ABLATION_ROWS), split))
-    own: tuple[float | None, float | None] = (ttft, tpot)
+    short_errors: tuple[float | None, float | None] = (ttft, tpot)
     if ablation and len(recent) < len(before):
-        own = errors(train(recent), after)
+        short_errors = errors(train(recent), after)
     shares = []
     for name in _ablated(spec) if ablation else ():
         column = spec.names.index(name)
         mean = float(np.mean(recent.features[:, column]))
-        found = errors(train(_constant(recent, column, mean)), _constant(after, column, mean))
-        shares.append(FeatureShare(name, *found))
+        errors_without = errors(train(_constant(recent, column, mean)), _constant(after, column, mean))
+        shares.append(FeatureShare(name, *errors_without))
     shares.sort(key=lambda one: -(one.ttft_error or 0.0))
-    return LearnedModel(train(rows), len(before), len(after), ttft, tpot, *own, tuple(shares))
+    return LearnedModel(train(rows), len(before), len(after), ttft, tpot, *short_errors, tuple(shares))
 
 
 def trainings(spec: TrainingSpec, rows: int, *, ablation: bool) -> int:
@@ -234,10 +234,10 @@ class _Rows:
         if chosen >= len(names):
             fail_at(where, "chosen", chosen, f"less than the number of candidates, which is {len(names)}")
         request, candidates = table.request(str(entry.get("request_id"))), table.candidates(names)
-        found = dict(zip(self._plain, feature_table(self._plain, request, candidates)[chosen].tolist(), strict=True))
+        values = dict(zip(self._plain, feature_table(self._plain, request, candidates)[chosen].tolist(), strict=True))
         if self._residual is not None:
-            found[PRIOR] = float(self._residual.features(request, candidates)[chosen, -1])
-        return tuple(found[name] for name in self._names)
+            values[PRIOR] = float(self._residual.features(request, candidates)[chosen, -1])
+        return tuple(values[name] for name in self._names)
 
 
 def _columns(names: tuple[str, ...], rows: list[_Row]) -> TrainingRows:
@@ -266,10 +266,10 @@ def _feature(features: object, name: str, chosen: int, where: str) -> float:
     if cells is None and name.startswith(ACCELERATOR) and isinstance(features, dict):
         wanted = accelerator_name(name.removeprefix(ACCELERATOR))
         same = (key for key in features if key.startswith(ACCELERATOR) and _accelerator(key) == wanted)
-        found = next(same, None)
-        if found is None:
+        same_name = next(same, None)
+        if same_name is None:
             return 0.0  # no replica of the log's fleet has it
-        cells = features[found]
+        cells = features[same_name]
     if cells is None and name == "streamed":
         return 1.0  # a log of earlier versions has streams alone
     value = cells[chosen] if isinstance(cells, list) and chosen < len(cells) else cells

@@ -1,7 +1,7 @@
 """Text for prompts of which a trace has only the hashes, and what such a trace can say of sessions.
 
-Owns the text of a block, and the warning for a policy that chooses by the session's key on a trace in which most
-requests have one key.
+Owns the text of a block, the body of a replayed request, and the warning for a policy that chooses by the session's key
+on a trace in which most requests have one key.
 
 One token is four bytes: a syllable and a space. Block text follows from its id alone (SHAKE-256), so that prompts share
 exactly the prefix that their `hash_ids` share, on every machine and in every run.

@@ -93,14 +93,14 @@ def rank_table(rows: Iterable[Mapping[str, Any]], *, policy: str | None = None) 
     policies: dict[str | None, Counter[str]] = {}
     shadow: str | None = None
     rows_read = 0
-    for row in rows:
+    for entry in rows:
         rows_read += 1
-        pair = _pair(row)
-        if pair is None or (policy is not None and row.get("policy") != policy):
+        pair = _pair(entry)
+        if pair is None or (policy is not None and entry.get("policy") != policy):
             continue
-        shadow = row.get("shadow_policy")
+        shadow = entry.get("shadow_policy")
         by_shadow.setdefault(shadow, []).append(pair)
-        policies.setdefault(shadow, Counter())[str(row.get("policy") or "unknown")] += 1
+        policies.setdefault(shadow, Counter())[str(entry.get("policy") or "unknown")] += 1
     pairs = by_shadow.get(shadow, [])
     ranks, ttft_ms = np.array([rank for rank, _ in pairs], dtype=np.int64), np.array([ms for _, ms in pairs])
     rho = spearman(ranks.astype(np.float64), ttft_ms)
@@ -148,23 +148,23 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
+        entry = None
+    if not isinstance(entry, dict):
         raise ReportError(f"{where}: expected a JSON object per line")
-    return row
+    return entry
 
 
-def _pair(row: Mapping[str, Any]) -> tuple[int, float] | None:
+def _pair(entry: Mapping[str, Any]) -> tuple[int, float] | None:
     """Rank and TTFT of a request that went well at its first replica."""
-    rank, ttft_ms = row.get("shadow_rank"), row.get("ttft_ms")
+    rank, ttft_ms = entry.get("shadow_rank"), entry.get("ttft_ms")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
         return None
     if not isinstance(ttft_ms, int | float) or isinstance(ttft_ms, bool) or not 0 <= ttft_ms <= MAX_TTFT_MS:
         return None
-    failed = row.get("error") is not None or row.get("status") not in (None, 200)
-    return None if failed or row.get("retries") else (rank, float(ttft_ms))
+    failed = entry.get("error") is not None or entry.get("status") not in (None, 200)
+    return None if failed or entry.get("retries") else (rank, float(ttft_ms))
 
 
 def _row(rank: int, ttft_ms: Floats) -> RankRow:

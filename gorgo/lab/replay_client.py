@@ -158,8 +158,8 @@ class LogHistogram:
         """The middle of the bin in which it lies; None without a value."""
         if not self.count:
             return None
-        place = int(np.searchsorted(np.cumsum(self._bins), share * self.count))
-        return float(self.LOW * self.GROWTH ** (place + 0.5))
+        bin_index = int(np.searchsorted(np.cumsum(self._bins), share * self.count))
+        return float(self.LOW * self.GROWTH ** (bin_index + 0.5))
 
     def spread(self, *, factor: float = 1.0) -> Spread:
         """Mean and quantiles times `factor` (1000 for ms)."""
@@ -286,8 +286,8 @@ class StreamReader:
         """Bytes as they came, at `now`."""
         self._usage.feed(chunk)
         # An event that is too long for the reader has content, and so has what comes behind it.
-        found = [self._read(event) for event in self._events.feed(chunk)]
-        if not (any(found) or self._events.overflowed):
+        has_content = [self._read(event) for event in self._events.feed(chunk)]
+        if not (any(has_content) or self._events.overflowed):
             return
         if self.first_content_s is None:
             self.first_content_s = now
@@ -461,18 +461,18 @@ async def wait_for_port(url: str, *, wait_s: float, on_wait: Callable[[], None])
     `on_wait` is called once, after the first attempt that fails.
     """
     try:
-        place = httpx.URL(url)
+        parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ReplayError(f"{url}: {error}; expected http://HOST:PORT") from None
-    if place.scheme not in ("http", "https") or not place.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ReplayError(f"{url}: expected http://HOST:PORT")
-    port = place.port or {"http": 80, "https": 443}[place.scheme]
+    port = parsed.port or {"http": 80, "https": 443}[parsed.scheme]
     failed: OSError | None = None
     try:
         async with asyncio.timeout(wait_s):
             while True:
                 try:
-                    _, writer = await asyncio.open_connection(place.host, port)
+                    _, writer = await asyncio.open_connection(parsed.host, port)
                 except OSError as error:
                     if failed is None:
                         on_wait()

@@ -162,7 +162,7 @@ class LogReader:
         if isinstance(received_s, bool) or not isinstance(received_s, int | float) or not 0 <= received_s < 1e11:
             _fail(where, "received_s", received_s, "seconds since the epoch")
         reported = _whole_or_none(entry, "output_tokens", where)
-        row = LoggedRequest(
+        request = LoggedRequest(
             received_s=float(received_s),
             model=model,
             # As reported; a wrong report must not make the rest unreadable.
@@ -185,7 +185,7 @@ class LogReader:
         if status in _REFUSED and status not in _LOAD:
             self.skipped += 1
         else:
-            yield row
+            yield request
 
 
 def _whole(entry: Mapping[str, Any], key: str, where: str, *, least: int = 0) -> int:
@@ -314,15 +314,17 @@ def read_request_log(path: Path) -> RequestLogTrace:
     requests = [
         TraceRequest(
             index=index,
-            timestamp_s=row.received_s,
-            input_tokens=row.input_tokens,
-            output_tokens=outputs[row.model] if row.output_tokens is None else max(1, row.output_tokens),
-            hash_ids=hash_ids(row.hashes, row.input_tokens, hash_tokens=row.block_bytes / ratios[row.model]),
-            boundaries=row.boundaries,
+            timestamp_s=request.received_s,
+            input_tokens=request.input_tokens,
+            output_tokens=outputs[request.model] if request.output_tokens is None else max(1, request.output_tokens),
+            hash_ids=hash_ids(
+                request.hashes, request.input_tokens, hash_tokens=request.block_bytes / ratios[request.model]
+            ),
+            boundaries=request.boundaries,
         )
-        for index, row in enumerate(rows)
+        for index, request in enumerate(rows)
     ]
-    guessed = sum(row.output_tokens is None for row in rows)
+    guessed = sum(request.output_tokens is None for request in rows)
     return RequestLogTrace(tuple(requests), reader.boots, guessed, reader.skipped, reader.cut_lines)
 
 
@@ -365,7 +367,10 @@ def _id(prefix: int, block: int) -> int:
 
 
 def _rows(path: Path, reader: LogReader) -> list[LoggedRequest]:
-    rows = sorted((row for file in rotated_files(path) for row in reader.rows(file)), key=lambda row: row.received_s)
+    rows = sorted(
+        (request for file in rotated_files(path) for request in reader.rows(file)),
+        key=lambda request: request.received_s,
+    )
     if not rows:
         raise TraceError(f"{path}: the request log has no request that a replica worked for")
     return rows
@@ -386,22 +391,22 @@ def _ratios(rows: Iterable[LoggedRequest]) -> dict[str | None, float]:
     """Bytes per token of each model."""
     text: dict[str | None, int] = defaultdict(int)
     tokens: dict[str | None, int] = defaultdict(int)
-    for row in rows:
-        text[row.model] += row.text_bytes
-        tokens[row.model] += row.input_tokens
+    for request in rows:
+        text[request.model] += request.text_bytes
+        tokens[request.model] += request.input_tokens
     return {model: max(text[model], 1) / tokens[model] for model in tokens}
 
 
 def _outputs(rows: Iterable[LoggedRequest], path: Path) -> dict[str | None, int]:
     """Return the replacement of unknown output lengths by model: its median, else that of all models."""
-    known: dict[str | None, list[int]] = defaultdict(list)
+    lengths_by_model: dict[str | None, list[int]] = defaultdict(list)
     models = set()
-    for row in rows:
-        models.add(row.model)
-        if row.output_tokens is not None:
-            known[row.model].append(max(1, row.output_tokens))
-    everything = [tokens for found in known.values() for tokens in found]
+    for request in rows:
+        models.add(request.model)
+        if request.output_tokens is not None:
+            lengths_by_model[request.model].append(max(1, request.output_tokens))
+    everything = [tokens for lengths in lengths_by_model.values() for tokens in lengths]
     if not everything:
         advice = "let engines tell it: request_usage: true in regions.yaml"
         raise TraceError(f"{path}: no request has output_tokens; {advice}")
-    return {model: median_low(known.get(model) or everything) for model in models}
+    return {model: median_low(lengths_by_model.get(model) or everything) for model in models}

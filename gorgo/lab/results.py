@@ -114,9 +114,9 @@ class ResultRow:
 
     def as_json(self) -> dict[str, Any]:
         """The row as it goes into results.json."""
-        row = asdict(self)
-        del row["prediction_error_ms"]["p99"]  # mean, p50 and p95 only
-        return row
+        values = asdict(self)
+        del values["prediction_error_ms"]["p99"]  # mean, p50 and p95 only
+        return values
 
 
 def load_text(time_scale: float) -> str:
@@ -224,8 +224,10 @@ class ResultColumn:
         """Return a cell per row; `baselines` do not compete."""
         values = [self.value(row) for row in rows]
         competing = (row.policy not in baselines for row in rows)
-        known = [value for value, competes in zip(values, competing, strict=True) if competes and value is not None]
-        best = self.best(known) if self.best is not None and len(known) > 1 else None
+        competitors = [
+            value for value, competes in zip(values, competing, strict=True) if competes and value is not None
+        ]
+        best = self.best(competitors) if self.best is not None and len(competitors) > 1 else None
         return [
             self._cell(value, bold=value is not None and value == best and row.policy not in baselines)
             for value, row in zip(values, rows, strict=True)
@@ -247,8 +249,8 @@ def _spreads(
     name: str, title: str, unit: str, spread: Callable[[ResultRow], Spread], form: str
 ) -> dict[str, ResultColumn]:
     def value(part: str, row: ResultRow) -> float | None:
-        found: float | None = getattr(spread(row), part)
-        return found
+        figure: float | None = getattr(spread(row), part)
+        return figure
 
     parts = ("mean", "p50", "p95", "p99")
     return {f"{name}-{part}": ResultColumn((title, part, unit), partial(value, part), form, min) for part in parts}

@@ -190,11 +190,11 @@ def _boundaries(value: object, input_tokens: int) -> tuple[int, ...]:
     return ends if ascend and ends and ends[-1] <= input_tokens else ()
 
 
-def _name(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+def _name(entry: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     """Return a user or session; an invalid one is unknown, not an error: a replay needs neither."""
-    found = next((row[key] for key in keys if row.get(key) is not None), None)
-    is_name = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
-    return str(found) if is_name else None
+    name = next((entry[key] for key in keys if entry.get(key) is not None), None)
+    is_name = isinstance(name, str | int) and not isinstance(name, bool) and name != ""
+    return str(name) if is_name else None
 
 
 def _turns(value: object, body: Mapping[str, Any] | None) -> int | None:
@@ -212,13 +212,13 @@ def _object(text: str, file: str, line_number: int) -> dict[str, Any]:
     if values > MAX_VALUES:
         raise TraceError(f"{file}, line {line_number}: some {values:,} values; expected {MAX_VALUES:,} at most")
     try:
-        row = json.loads(text)
+        entry = json.loads(text)
     except (ValueError, RecursionError) as error:  # the second for absurd nesting
         shown = _short(text.strip())
         raise TraceError(f"{file}, line {line_number}: {shown} is not JSON ({error}); expected an object") from None
-    if not isinstance(row, dict):
+    if not isinstance(entry, dict):
         raise TraceError(f"{file}, line {line_number}: {_short(text)}; expected a JSON object")
-    return row
+    return entry
 
 
 def _hash_ids(line: _Line, input_tokens: int, *, needed: bool, block_tokens: int) -> tuple[int, ...]:
@@ -250,8 +250,8 @@ def _fits(count: int, input_tokens: int, block_tokens: int) -> bool:
 def _paired(ids: tuple[int, ...]) -> tuple[int, ...]:
     """One id for two, which stands for them and all before, whether or not theirs did."""
     chain, paired = hashlib.blake2b(digest_size=8), list[int]()
-    for place in range(0, len(ids), 2):
-        chain.update(repr(ids[place : place + 2]).encode())
+    for index in range(0, len(ids), 2):
+        chain.update(repr(ids[index : index + 2]).encode())
         paired.append(int.from_bytes(chain.digest(), "little"))
     return tuple(paired)
 
@@ -380,7 +380,7 @@ def next_turns(requests: Sequence[TraceRequest]) -> dict[int, tuple[TraceRequest
     >>> next_turns([one, two])[0][1]
     10.0
     """
-    found: dict[int, tuple[TraceRequest, float]] = {}
+    turns: dict[int, tuple[TraceRequest, float]] = {}
     last: dict[str, TraceRequest] = {}
     for request in requests:
         if request.session is None:
@@ -388,9 +388,9 @@ def next_turns(requests: Sequence[TraceRequest]) -> dict[int, tuple[TraceRequest
         before = last.get(request.session)
         if before is not None:
             think_s = request.timestamp_s - before.timestamp_s if request.think_s is None else request.think_s
-            found[before.index] = request, think_s
+            turns[before.index] = request, think_s
         last[request.session] = request
-    return found
+    return turns
 
 
 def parse_offset(text: str) -> float:
@@ -587,16 +587,16 @@ def _opened(path: Path) -> IO[bytes]:
     """Raise for a pipe: the file is opened twice, and a pipe without a writer blocks for ever."""
     if path.is_fifo():
         raise TraceError(f"{path}: a pipe; expected a file, because a trace is opened twice")
-    found = _compression(path)
-    if found is None:
+    compression = _compression(path)
+    if compression is None:
         return path.open("rb")
-    opened: IO[bytes] = found[1](path)
+    opened: IO[bytes] = compression[1](path)
     return opened
 
 
 def _form(path: Path) -> str:
-    found = _compression(path)
-    return "or changed" if found is None else found[0]
+    compression = _compression(path)
+    return "or changed" if compression is None else compression[0]
 
 
 def _compression(path: Path) -> tuple[str, Callable[[Path], Any]] | None:

@@ -140,9 +140,9 @@ def support(chances: Floats, probabilities: Floats, reference: Floats | None = N
     if reference is None:
         return Support(len(chances), float(1.0 - chances[rows].mean()), _effective(chances / probabilities))
     differs = chances != reference
-    found = [_effective(np.where(differs, each / probabilities, 0.0)) for each in (chances, reference)]
+    sizes = [_effective(np.where(differs, each / probabilities, 0.0)) for each in (chances, reference)]
     # Where the reference is what the log did, nothing of it went by chance alone.
-    return Support(len(chances), float(differs[rows].mean()), min(found) if min(found) > 0.0 else max(found))
+    return Support(len(chances), float(differs[rows].mean()), min(sizes) if min(sizes) > 0.0 else max(sizes))
 
 
 def changes(
@@ -167,11 +167,11 @@ def changes(
     """
     ours = _values(outcomes, predicted, other)
     theirs = None if reference is None else _values(outcomes, predicted, reference)
-    found: dict[Estimator, EstimatedChange] = {}
+    estimates: dict[Estimator, EstimatedChange] = {}
     for name, (value, parts) in ours.items():
         before, less = (outcomes.mean(), outcomes) if theirs is None else theirs[name]
-        found[name] = _estimate(float(value - before), parts - less, blocks)
-    return found
+        estimates[name] = _estimate(float(value - before), parts - less, blocks)
+    return estimates
 
 
 def _values(outcomes: Floats, predicted: Floats, other: Weighted) -> Mapping[Estimator, tuple[float, Floats]]:
@@ -205,8 +205,8 @@ def blocks_of(times_s: Floats) -> NDArray[np.intp]:
     """
     since_s = times_s - times_s.min()
     block_s = max(BLOCK_S, float(since_s.max()) / (MOST_BLOCKS - 1e-6))
-    found: NDArray[np.intp] = np.floor(since_s / block_s).astype(np.intp)
-    return found
+    blocks: NDArray[np.intp] = np.floor(since_s / block_s).astype(np.intp)
+    return blocks
 
 
 def binned_means(values: Floats, outcomes: Floats, *, bins: int = 20) -> tuple[Floats, Floats]:
@@ -308,12 +308,12 @@ class Judgement:
     def refuted(self) -> str | None:
         """Return why the log refutes the policy: it makes more requests late beyond the interval; `None` if not."""
         late = self.outcomes[0]
-        found = late.changes.get("dr")
-        if found is None or not self.support.is_enough or found.low <= 0.0:
+        change = late.changes.get("dr")
+        if change is None or not self.support.is_enough or change.low <= 0.0:
             return None
         return (
-            f"the log refutes it: {found.change:.1f} points more requests are later than {self.late_s * 1e3:.0f} ms "
-            f"(+{found.low:.1f} to +{found.high:.1f})"
+            f"the log refutes it: {change.change:.1f} points more requests are later than {self.late_s * 1e3:.0f} ms "
+            f"(+{change.low:.1f} to +{change.high:.1f})"
         )
 
     @property
@@ -325,12 +325,12 @@ class Judgement:
         if self.refuted is not None:
             return self.refuted
         late = 100.0 * LATE_SHARE
-        wanted, found = LEAST_GAIN * late, self.outcomes[0].changes.get("dr")
+        wanted, change = LEAST_GAIN * late, self.outcomes[0].changes.get("dr")
         if self.late_gain < wanted:
             return f"the log refutes it: {self.late_gain:.2f} of {late:g} points of late requests would be in time"
-        if found is not None and found.low > -wanted:
-            return f"the log refutes it: at most {-found.low:.2f} points fewer requests would be late, of {late:g}"
-        if found is None and self.late_modelled > wanted:
+        if change is not None and change.low > -wanted:
+            return f"the log refutes it: at most {-change.low:.2f} points fewer requests would be late, of {late:g}"
+        if change is None and self.late_modelled > wanted:
             return (
                 f"the log refutes it: {self.late_modelled:.1f} points more requests are predicted to be later than "
                 f"{self.late_s * 1e3:.0f} ms"
@@ -403,15 +403,19 @@ class JudgedLog:
         """
         ours = self.chances(policy, weights)
         before = None if reference is None else reference.own
-        found = support(ours.own, self.probabilities, before)
+        support_of_policy = support(ours.own, self.probabilities, before)
         outcomes = []
         for name, unit, values in self._outcomes:
-            known = ~np.isnan(values)
-            estimates = self._changes(values, known, ours, reference) if found.is_enough and known.any() else {}
-            logged = float(values[known].mean()) if known.any() else float("nan")
+            measured = ~np.isnan(values)
+            estimates = (
+                self._changes(values, measured, ours, reference)
+                if support_of_policy.is_enough and measured.any()
+                else {}
+            )
+            logged = float(values[measured].mean()) if measured.any() else float("nan")
             outcomes.append(JudgedOutcome(name, unit, logged, estimates))
         gain, modelled = self._late(ours, reference)
-        return Judgement(policy.name, found, tuple(outcomes), self.late_s, gain, modelled)
+        return Judgement(policy.name, support_of_policy, tuple(outcomes), self.late_s, gain, modelled)
 
     def chances(self, policy: Policy, weights: Mapping[str, float]) -> Chances:
         """Return the chances of each row's candidates under a policy. Raises as `judge` does."""
@@ -431,38 +435,38 @@ class JudgedLog:
     def _late(self, ours: Chances, theirs: Chances | None) -> tuple[float, float]:
         """Return `Judgement.late_gain` and `late_modelled`, of the decisions that were not made by chance."""
         _, _, values = self._outcomes[0]
-        known = ~np.isnan(values)
-        if not known.any():
+        measured = ~np.isnan(values)
+        if not measured.any():
             return nan, nan
-        model, late = self._model(values, known), values[known]
+        model, late = self._model(values, measured), values[measured]
         expected, before = model.expected(ours), model.own if theirs is None else model.expected(theirs)
         changed = 1.0 - ours.own if theirs is None else (ours.own != theirs.own).astype(np.float64)
-        gains = late * changed[known] * (1.0 - expected / 100.0)
-        usual = self._usual[known]
+        gains = late * changed[measured] * (1.0 - expected / 100.0)
+        usual = self._usual[measured]
         return float(gains[usual].mean()), float((expected - before)[usual].mean())
 
     def _changes(
-        self, values: Floats, known: NDArray[np.bool_], ours: Chances, theirs: Chances | None
+        self, values: Floats, measured: NDArray[np.bool_], ours: Chances, theirs: Chances | None
     ) -> Mapping[Estimator, EstimatedChange]:
-        model = self._model(values, known)
+        model = self._model(values, measured)
 
         def weighted(chances: Chances) -> Weighted:
-            return Weighted(chances.own[known] / self.probabilities[known], model.expected(chances))
+            return Weighted(chances.own[measured] / self.probabilities[measured], model.expected(chances))
 
         return changes(
-            values[known],
-            self.blocks[known],
+            values[measured],
+            self.blocks[measured],
             model.own,
             weighted(ours),
             None if theirs is None else weighted(theirs),
         )
 
-    def _model(self, values: Floats, known: NDArray[np.bool_]) -> _Model:
-        places: list[int] = np.flatnonzero(known).tolist()
-        own = np.array([self._predicted_s[at][self.decisions[at].chosen] for at in places])
-        edges, means = binned_means(own, values[known])
+    def _model(self, values: Floats, measured: NDArray[np.bool_]) -> _Model:
+        places: list[int] = np.flatnonzero(measured).tolist()
+        predicted = np.array([self._predicted_s[at][self.decisions[at].chosen] for at in places])
+        edges, means = binned_means(predicted, values[measured])
         rows = [means[np.searchsorted(edges, self._predicted_s[at])] for at in places]
-        return _Model(means[np.searchsorted(edges, own)], places, rows)
+        return _Model(means[np.searchsorted(edges, predicted)], places, rows)
 
 
 def check_replayable(policy: Policy) -> None:
@@ -495,7 +499,9 @@ def _outcomes(decisions: Sequence[LoggedDecision], late_s: float) -> Sequence[tu
 
 
 def _late_s(decisions: Sequence[LoggedDecision], usual: NDArray[np.bool_]) -> float:
-    ttft_s = [one.ttft_s for one, own in zip(decisions, usual, strict=True) if own and one.ttft_s == one.ttft_s]
+    ttft_s = [
+        one.ttft_s for one, is_usual in zip(decisions, usual, strict=True) if is_usual and one.ttft_s == one.ttft_s
+    ]
     return float(np.quantile(ttft_s, 1.0 - LATE_SHARE)) if ttft_s else float("nan")
 
 
@@ -540,8 +546,8 @@ class LogFilter:
             self._incumbent, self._log = before, self._logged(before)
         if self._log is None:
             return None
-        log, own = self._log
-        return log.judge(self._policy, offspring, reference=own).unpromising
+        log, reference = self._log
+        return log.judge(self._policy, offspring, reference=reference).unpromising
 
     def _logged(self, incumbent: Mapping[str, float]) -> tuple[JudgedLog, Chances] | None:
         """Return the decisions of an incumbent; `None` for too few."""
@@ -565,12 +571,8 @@ class Twin:
 
     def times_ms(self) -> Mapping[str, tuple[float | None, float | None]]:
         """Return the times of both, ms."""
-        rows = (self.logged, self.other)
-        return {
-            "mean TTFT": _pair(*(row.ttft_ms.mean for row in rows)),
-            "p95 TTFT": _pair(*(row.ttft_ms.p95 for row in rows)),
-            "mean E2E": _pair(*(None if row.e2e_s.mean is None else 1e3 * row.e2e_s.mean for row in rows)),
-        }
+        logged, other = _times_ms(self.logged), _times_ms(self.other)
+        return {name: (logged[name], other[name]) for name in logged}
 
     def as_json(self) -> dict[str, Any]:
         """Return the times by name."""
@@ -603,8 +605,9 @@ def simulate_twin(
     return Twin(*rows)
 
 
-def _pair(before: float | None, after: float | None) -> tuple[float | None, float | None]:
-    return before, after
+def _times_ms(row: ResultRow) -> dict[str, float | None]:
+    e2e_ms = None if row.e2e_s.mean is None else 1e3 * row.e2e_s.mean
+    return {"mean TTFT": row.ttft_ms.mean, "p95 TTFT": row.ttft_ms.p95, "mean E2E": e2e_ms}
 
 
 #: Colours of the estimators, in the order from below.
@@ -625,12 +628,12 @@ def write_judgement_plot(path: Path, judgement: Judgement, twin: Twin | None = N
         figure = Figure(figsize=(9.0, 2.6), layout="constrained")
         axes = figure.subplots(1, len(judgement.outcomes), sharey=True, squeeze=False).ravel().tolist()
         for panel, outcome in zip(axes, judgement.outcomes, strict=True):
-            for place, (name, colour) in enumerate(_COLOURS.items()):
-                found = outcome.changes.get(name)  # type: ignore[call-overload] # a name of the table
-                if found is None:
+            for level, (name, colour) in enumerate(_COLOURS.items()):
+                change = outcome.changes.get(name)  # type: ignore[call-overload] # a name of the table
+                if change is None:
                     continue
-                panel.plot([found.low, found.high], [place, place], color=colour, linewidth=2)
-                panel.plot([found.change], [place], "o", color=colour, markersize=6)
+                panel.plot([change.low, change.high], [level, level], color=colour, linewidth=2)
+                panel.plot([change.change], [level], "o", color=colour, markersize=6)
             before, after = (twin.times_ms() if twin else {}).get(outcome.name, (None, None))
             if before is not None and after is not None:
                 panel.plot([after - before], [len(_COLOURS)], "D", color="#009E73", markersize=6)

@@ -49,8 +49,9 @@ from gorgo.live.state import PROXY, FrontEndKind, LiveState, Routing
 from gorgo.live.workers.link import WorkerLink
 
 if TYPE_CHECKING:
-    from gorgo.live.listener.hypercorn_server import PlainConfig, ServerConfig
+    from gorgo.live.listener.hypercorn_server import ServerConfig
     from gorgo.live.listener.listener import SharedListener
+    from gorgo.live.listener.plain import PlainConfig
 
 HypercornConfig = TypeVar("HypercornConfig", "ServerConfig", "PlainConfig")
 
@@ -78,7 +79,7 @@ def serve_asgi(
     The code of the one that serves is loaded at this call, and needs neither httptools nor uvloop with `plain`.
     """
     if plain:
-        from gorgo.live.listener.hypercorn_server import PlainConfig, serve_plain
+        from gorgo.live.listener.plain import PlainConfig, serve_plain
 
         return serve_plain(app, _set_up(PlainConfig()), listener, closing, limits=limits, tls=tls)
     from gorgo.live.listener.hypercorn_server import ServerConfig

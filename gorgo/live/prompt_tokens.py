@@ -316,7 +316,7 @@ class PromptTokens:
 
 
 def read_tokenizers(
-    models: Sequence[ModelConfig], known: Mapping[str, ModelTokens] | None = None
+    models: Sequence[ModelConfig], before: Mapping[str, ModelTokens] | None = None
 ) -> dict[str, ModelTokens]:
     """Return `read_models`; without a model that has a tokenizer nothing of it is loaded.
 
@@ -326,7 +326,7 @@ def read_tokenizers(
         return {}
     from gorgo.live.tokens import read_models
 
-    return read_models(models, known)
+    return read_models(models, before)
 
 
 def _salt(fields: BodyFields) -> str | None:

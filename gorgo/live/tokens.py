@@ -322,13 +322,13 @@ class ModelTokens:
 
 
 def read_models(
-    models: Iterable[ModelConfig], known: Mapping[str, ModelTokens] | None = None
+    models: Iterable[ModelConfig], before: Mapping[str, ModelTokens] | None = None
 ) -> dict[str, ModelTokens]:
     """Return the models that have a tokenizer. Raises `ConfigError` or `MissingExtra`; takes a second per file.
 
-    Files of `known` models that have not changed are not read again.
+    Files of models in `before` that have not changed are not read again.
     """
-    return {model.name: _read(model, (known or {}).get(model.name)) for model in models if model.tokenizer is not None}
+    return {model.name: _read(model, (before or {}).get(model.name)) for model in models if model.tokenizer is not None}
 
 
 def _read(model: ModelConfig, before: ModelTokens | None) -> ModelTokens:

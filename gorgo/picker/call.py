@@ -151,12 +151,12 @@ def _withheld(headers: Sequence[Header], passed: frozenset[bytes], *, has_key: b
     """Return `_removed`, found once for headers that are repeated: none of those that differ is withheld."""
     if not isinstance(headers, RequestHeaders):
         return _removed(headers, passed, has_key)
-    known = headers.findings.withheld
-    if known is None or known[0] is not passed or known[1] is not has_key:
-        known = passed, has_key, _removed(headers, passed, has_key)
+    cached = headers.findings.withheld
+    if cached is None or cached[0] is not passed or cached[1] is not has_key:
+        cached = passed, has_key, _removed(headers, passed, has_key)
         if find(headers, b"connection") is None:  # it names others, also those that differ
-            headers.findings.withheld = known
-    return known[2]
+            headers.findings.withheld = cached
+    return cached[2]
 
 
 def _removed(headers: Sequence[Header], passed: frozenset[bytes], has_key: bool) -> tuple[bytes, ...]:
@@ -207,8 +207,8 @@ def own_answer(state: PickerState, head: RequestHead, client: str | None) -> Own
     if path in _INFERENCE:
         return None
     if path != _MODELS and not path.startswith(f"{_MODELS}/"):
-        known = [*INFERENCE_ROUTES, _MODELS]
-        message = f"no such route{closest(path[:200], known)}; there are: {', '.join(known)}"
+        routes = [*INFERENCE_ROUTES, _MODELS]
+        message = f"no such route{closest(path[:200], routes)}; there are: {', '.join(routes)}"
         raise HttpError(404, "not_found", message)
     if head.method not in ("GET", "HEAD"):
         raise HttpError(405, "method_not_allowed", "expected GET", headers=((b"allow", b"GET, HEAD"),))
@@ -541,9 +541,9 @@ class FirstTokenCall:
             return
         if self._exchange is None:
             exchange_id = metadata_text(message, OWN, "id")
-            found = None if exchange_id is None else self._state.open_exchanges.get(exchange_id)
-            assert found is None or isinstance(found, PickerExchange), "calls add no other kind"
-            self._exchange = found
+            exchange = None if exchange_id is None else self._state.open_exchanges.get(exchange_id)
+            assert exchange is None or isinstance(exchange, PickerExchange), "calls add no other kind"
+            self._exchange = exchange
         if not message.observability_mode:
             self._output.send_message(UNCHANGED[kind])
         if self._exchange is None or self._read(self._exchange, kind, message):

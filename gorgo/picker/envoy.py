@@ -450,21 +450,21 @@ def _by_address() -> Json:
 
 def _by_list(config: Config) -> Json:
     key = {"key": LB, "path": [{"key": "x-gateway-destination-endpoint"}]}
-    own: Json = {"name": "envoy.load_balancing_policies.least_request"}
-    own["typed_config"] = typed("load_balancing_policies.least_request.v3.LeastRequest")
+    balancer: Json = {"name": "envoy.load_balancing_policies.least_request"}
+    balancer["typed_config"] = typed("load_balancing_policies.least_request.v3.LeastRequest")
     if is_closed(config):
         # Of a subset that no request names: none.
         refusal = typed(
             "load_balancing_policies.subset.v3.Subset",
             fallback_policy="NO_FALLBACK",
             subset_selectors=[{"keys": [NO_REPLICA], "fallback_policy": "NO_FALLBACK"}],
-            subset_lb_policy={"policies": [{"typed_extension_config": own}]},
+            subset_lb_policy={"policies": [{"typed_extension_config": balancer}]},
         )
-        own = {"name": "envoy.load_balancing_policies.subset", "typed_config": refusal}
+        balancer = {"name": "envoy.load_balancing_policies.subset", "typed_config": refusal}
     override = typed(
         "load_balancing_policies.override_host.v3.OverrideHost",
         override_host_sources=[{"metadata": key}],
-        fallback_policy={"policies": [{"typed_extension_config": own}]},
+        fallback_policy={"policies": [{"typed_extension_config": balancer}]},
     )
     policy = {"name": "envoy.load_balancing_policies.override_host", "typed_config": override}
     places = {_place(replica): replica for replica in reversed(config.replicas)}
@@ -473,12 +473,12 @@ def _by_list(config: Config) -> Json:
         "load_balancing_policy": {"policies": [{"typed_extension_config": policy}]},
         "load_assignment": {
             "cluster_name": REPLICAS,
-            "endpoints": [{"lb_endpoints": [_endpoint(*place, places[place]) for place in reversed(places)]}],
+            "endpoints": [{"lb_endpoints": [_endpoint(*endpoint, places[endpoint]) for endpoint in reversed(places)]}],
         },
     }
-    secured = {place: replica for place, replica in places.items() if place[2]}
+    secured = {endpoint: replica for endpoint, replica in places.items() if endpoint[2]}
     if secured:
-        cluster["transport_socket_matches"] = [_socket(place, replica) for place, replica in secured.items()]
+        cluster["transport_socket_matches"] = [_socket(endpoint, replica) for endpoint, replica in secured.items()]
     return cluster
 
 
@@ -495,8 +495,8 @@ def _endpoint(host: str, port: int, secure: bool, replica: ReplicaConfig) -> Jso
     return {"endpoint": {"address": address(host, port)}, "metadata": {"filter_metadata": metadata}}
 
 
-def _socket(place: tuple[str, int, bool], replica: ReplicaConfig) -> Json:
-    host, port, _ = place
+def _socket(endpoint: tuple[str, int, bool], replica: ReplicaConfig) -> Json:
+    host, port, _ = endpoint
     tls = client_tls(sni=None if is_ip_address(host) else host, ca_file=replica.ca_file or SYSTEM_CA)
     return {"name": f"{host}:{port}", "match": {"tls": f"{host}:{port}"}, "transport_socket": tls}
 

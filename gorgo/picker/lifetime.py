@@ -251,10 +251,10 @@ def outcome_of_entry(entry: LogEntry, answer: ObservedAnswer, *, ended_s: float 
     if answer.request is not None and not answer.chunks and entry.first_body_s is None and entry.usage is None:
         # Nobody has seen a byte of it. No prompt is answered by nothing.
         return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error="truncated", sent=True)
-    found = _outcome(_result(answer, answer.error_status), answer, status, entry.usage)
-    if found.short is False and found.result is COMPLETED and found.output_tokens is None:
-        return replace(found, short=_is_quick(answer, ended_s))
-    return found
+    outcome = _outcome(_result(answer, answer.error_status), answer, status, entry.usage)
+    if outcome.short is False and outcome.result is COMPLETED and outcome.output_tokens is None:
+        return replace(outcome, short=_is_quick(answer, ended_s))
+    return outcome
 
 
 def outcome_of_answer(answer: ObservedAnswer, *, carried: bool = False) -> Outcome:

@@ -24,7 +24,14 @@ from gorgo.live.http.errors import HttpError, error_json
 from gorgo.live.http.headers import Header, request_id
 from gorgo.live.logs import log_failure
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields, unpack_quick
-from gorgo.live.request.parse import ParsedRequest, count_tokens, find_model, may_find_model, parse_request
+from gorgo.live.request.parse import (
+    ParsedRequest,
+    count_tokens,
+    find_model,
+    has_tokens,
+    may_find_model,
+    parse_request,
+)
 from gorgo.live.request.record import (
     RETRY_SOON,
     RequestRecord,
@@ -54,7 +61,7 @@ def read_now(
     fields = read_quick_fields(route, body, state.routing.fingerprinter)
     if fields is None:
         return None, None
-    if state.routing.prompt_tokens.models or fields.token_ids is not None:
+    if has_tokens(state.routing, fields):
         return None, fields
     request = parse(body, fields)
     return (None if may_find_model(state.routing, request.route.model) else request), fields

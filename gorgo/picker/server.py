@@ -100,21 +100,21 @@ def read_entries(batch: Any) -> Iterator[LogEntry | None]:
             continue
         # Each map and message is asked for once: an object is made for it each time.
         metadata = common.metadata.filter_metadata
-        own = fields_of(metadata, OWN)
-        exchange_id = text_of(own, "id")
+        own_fields = fields_of(metadata, OWN)
+        exchange_id = text_of(own_fields, "id")
         if exchange_id is not None:
-            yield _read(exchange_id, own, metadata, common, entry.response)
+            yield _read(exchange_id, own_fields, metadata, common, entry.response)
         elif entry.response.response_code_details.startswith(_UPSTREAM):
             yield None
 
 
-def _read(exchange_id: str, own: Any, metadata: Any, common: Any, response: Any) -> LogEntry:
+def _read(exchange_id: str, own_fields: Any, metadata: Any, common: Any, response: Any) -> LogEntry:
     details = response.response_code_details
     failure, disconnected = None, False
     if common.HasField("response_flags"):
-        found = {descriptor.name for descriptor, _ in common.response_flags.ListFields()}
-        failure = next((reason for flag, reason in _FAILURES if flag in found), None)
-        disconnected = not found.isdisjoint(_DISCONNECTS)
+        flags = {descriptor.name for descriptor, _ in common.response_flags.ListFields()}
+        failure = next((reason for flag, reason in _FAILURES if flag in flags), None)
+        disconnected = not flags.isdisjoint(_DISCONNECTS)
     if failure is None and details.startswith(_BROKEN):
         failure = "disconnected"
     status = response.response_code.value
@@ -131,7 +131,7 @@ def _read(exchange_id: str, own: Any, metadata: Any, common: Any, response: Any)
         first_body_s=_first_body_s(common.custom_tags),
         usage=_usage(left),
         body=_body(left),
-        served=None if served is None else ServedBy(served, status, read_tried(text_of(own, TRIED))),
+        served=None if served is None else ServedBy(served, status, read_tried(text_of(own_fields, TRIED))),
         headers=tuple((name.encode(), value.encode()) for name, value in headers.items()) if headers else (),
         is_local=bool(details) and not details.startswith(_UPSTREAM),
     )

@@ -56,9 +56,9 @@ class Endpoints:
         self._places = {name: _place(url) for name, url in urls.items()}
         self._checks = {self._places[name]: check for name, check in checks.items()}
         self._resolved = {
-            place: found
-            for place, found in self._resolved.items()
-            if place in self._places.values() and self._may_be(place, found)
+            host_port: address
+            for host_port, address in self._resolved.items()
+            if host_port in self._places.values() and self._may_be(host_port, address)
         }
         self._index()
 
@@ -72,32 +72,32 @@ class Endpoints:
 
     def replicas(self, addresses: Iterable[str]) -> frozenset[str]:
         """Return the replicas at the addresses that are known."""
-        known = self._replicas
-        return frozenset(known[address] for address in addresses if address in known)
+        by_address = self._replicas
+        return frozenset(by_address[address] for address in addresses if address in by_address)
 
     async def resolve(self) -> None:
         """Resolve the names in URLs; one that fails keeps its last address."""
-        for place in {place for place in self._places.values() if _literal(place[0]) is None}:
+        for host_port in {host_port for host_port in self._places.values() if _literal(host_port[0]) is None}:
             try:
-                found = await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_STREAM)
+                infos = await asyncio.get_running_loop().getaddrinfo(*host_port, type=socket.SOCK_STREAM)
             except OSError:
                 continue
-            addresses = [text for address in found if self._may_be(place, text := str(address[4][0]))]
+            addresses = [text for address in infos if self._may_be(host_port, text := str(address[4][0]))]
             # The one in use stays while the name has it: answers come in another order each time.
-            if addresses and self._resolved.get(place) not in addresses:
-                self._resolved[place] = addresses[0]
+            if addresses and self._resolved.get(host_port) not in addresses:
+                self._resolved[host_port] = addresses[0]
         self._index()
 
-    def _may_be(self, place: tuple[str, int], address: str) -> bool:
-        check = self._checks.get(place)
+    def _may_be(self, host_port: tuple[str, int], address: str) -> bool:
+        check = self._checks.get(host_port)
         return check is None or check(address) is None
 
     def _index(self) -> None:
         self._addresses = {}
-        for name, place in self._places.items():
-            host = _literal(place[0]) or self._resolved.get(place)
+        for name, host_port in self._places.items():
+            host = _literal(host_port[0]) or self._resolved.get(host_port)
             if host is not None:
-                self._addresses[name] = f"[{host}]:{place[1]}" if ":" in host else f"{host}:{place[1]}"
+                self._addresses[name] = f"[{host}]:{host_port[1]}" if ":" in host else f"{host}:{host_port[1]}"
         self._replicas = {address: name for name, address in reversed(self._addresses.items())}
 
 

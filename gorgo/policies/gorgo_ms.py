@@ -313,36 +313,36 @@ def _times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float]
     network = _network_s(candidates, body_bytes, rtt_s)
     work: list[float] = []
     prefill: list[float] = []
-    kv_waits_s = candidates.kv_wait_s
     late_since_s = now - STUCK_AFTER_S
     rows = zip(
         rtt_s,
         network,
         table.drained_at_s.tolist(),
         table.head_due_s.tolist(),
-        table.waiting_prefill_s.tolist(),
         table.slowdown.tolist(),
         table.prefill_base_s.tolist(),
         table.prefill_token_s.tolist(),
         table.prefill_kappa_s.tolist(),
         candidates.cached_tokens.tolist(),
-        [0.0] * len(rtt_s) if kv_waits_s is None else kv_waits_s.tolist(),
         strict=True,
     )
-    for rtt, network_s, drained_at_s, due_s, waiting_s, slowdown, base_s, token_s, kappa_s, cached, kv_wait_s in rows:
+    for rtt, network_s, drained_at_s, due_s, slowdown, base_s, token_s, kappa_s, cached in rows:
         one_way_s = rtt * 0.5
         work_s = drained_at_s - now - (network_s - one_way_s)
-        if kv_wait_s > 0.0:
-            begins_s = drained_at_s if drained_at_s > now else now
-            work_s = begins_s + kv_wait_s - now - (network_s - one_way_s)
-            if not work_s > 0.0:
-                work_s = 0.0
-        elif due_s < late_since_s and (late_s := late_since_s - due_s - one_way_s) > 0.0:
-            work_s = waiting_s + late_s
+        if due_s < late_since_s and (late_s := late_since_s - due_s - one_way_s) > 0.0:
+            work_s = table.waiting_prefill_s.item(len(work)) + late_s
         elif not work_s > 0.0:
             work_s = 0.0
         work.append(work_s)
         prefill.append(slowdown * prefill_s(base_s, token_s, kappa_s, prompt_tokens - cached, cached) * 1e3)
+    kv_waits_s = candidates.kv_wait_s
+    if kv_waits_s is not None:
+        for row, kv_wait_s in enumerate(kv_waits_s.tolist()):
+            if kv_wait_s > 0.0:
+                drained_at_s = table.drained_at_s.item(row)
+                begins_s = drained_at_s if drained_at_s > now else now
+                work_s = begins_s + kv_wait_s - now - (network[row] - rtt_s[row] * 0.5)
+                work[row] = work_s if work_s > 0.0 else 0.0
     return network, work, prefill
 
 

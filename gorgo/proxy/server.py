@@ -32,7 +32,14 @@ from gorgo.live.logs import log_failure
 from gorgo.live.openapi import client_document
 from gorgo.live.parsing.json_body import BodyFields, check_media_type, read_quick_fields
 from gorgo.live.process import ProcessOptions, Ready, accept_limits, end_exchanges, run_process, serve_asgi
-from gorgo.live.request.parse import INFERENCE_ROUTES, ParsedRequest, count_tokens, find_model, parse_request
+from gorgo.live.request.parse import (
+    INFERENCE_ROUTES,
+    ParsedRequest,
+    count_tokens,
+    find_model,
+    has_tokens,
+    parse_request,
+)
 from gorgo.live.request.record import (
     ALIVE,
     check_method,
@@ -130,22 +137,24 @@ async def _read(exchange: Exchange) -> ParsedRequest:
     state = exchange.state
     check_method(exchange.method)
     check_open(state, open_requests=len(state.exchanges))
-    body = await _read_body(exchange)
+    take = exchange.extensions.get("gorgo.take_body")
+    body = await _read_body(exchange) if take is None else _take_body(exchange, take)
     exchange.record.body_read()
     exchange.router_id = state.routing.gateway.register(exchange.id, exchange)
     exchange.request = exchange.record.request = request = await _parse(exchange, body)
     return request
 
 
+def _take_body(exchange: Exchange, take: Callable[[], bytes]) -> bytes:
+    """Take a body that has come whole out of the connection, which would hold it for as long as the response takes."""
+    exchange.state.routing.uploads.check(exchange.client)
+    return take_whole_body(take(), limits=exchange.state.limits, buffer=exchange.buffer)
+
+
 async def _read_body(exchange: Exchange) -> bytes:
-    limits, uploads, receive = exchange.state.limits, exchange.state.routing.uploads, exchange.receive
-    take = exchange.extensions.get("gorgo.take_body")
-    if take is not None:
-        uploads.check(exchange.client)
-        # Taken out of the connection, which would hold it for as long as the response takes.
-        return take_whole_body(take(), limits=limits, buffer=exchange.buffer)
-    with uploads.track(exchange.client):
-        return await read_body(receive, exchange.headers, limits=limits, buffer=exchange.buffer)
+    with exchange.state.routing.uploads.track(exchange.client):
+        limits = exchange.state.limits
+        return await read_body(exchange.receive, exchange.headers, limits=limits, buffer=exchange.buffer)
 
 
 async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
@@ -160,7 +169,8 @@ async def _parse(exchange: Exchange, body: bytes) -> ParsedRequest:
     fields = read_quick_fields(route, body, state.routing.fingerprinter)
     if fields is None:
         fields = await state.routing.body_workers.read(route, body, client=exchange.buffer.client)
-    fields.exact = await count_tokens(state.routing, route, fields)
+    if has_tokens(state.routing, fields):
+        fields.exact = await count_tokens(state.routing, route, fields)
     fields.prompt = None  # as large as the body, and needed no more
     exchange.record.decision_s = perf_counter() - started
     request = _parse_now(exchange, body, fields)
@@ -199,7 +209,9 @@ async def _serve(exchange: Exchange, request: ParsedRequest) -> None:
     else:
         step = exchange.lease(action) if isinstance(action, Dispatch) else action
     while isinstance(step, Lease):
-        step = await exchange.next(step)
+        step = await exchange.attempt(step)
+        if exchange.has_hedge or exchange.has_broken:
+            step = await exchange.settle_step(step)
     if isinstance(step, Forward):
         await exchange.forward()
     elif step is not None:

@@ -38,7 +38,7 @@ regions: [{name: here}]
 replicas: [{name: a, region: here, url: "http://127.0.0.1:9"}]
 """
 #: Own modules that `gorgo serve` loads at most; the bound falls where modules are merged.
-MOST = 230
+MOST = 200
 LABORATORY = ("gorgo.lab", "gorgo.lab.sim", "tuner")
 UNCONFIGURED = (
     *("gorgo.learning", "gorgo.live.training", "gorgo.live.tokens", "gorgo.live.kv_events", "gorgo.live.peer_store"),

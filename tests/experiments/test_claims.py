@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import log
@@ -14,9 +14,10 @@ import pytest
 
 from experiments import runner
 from experiments.comparison import MEASURES
+from experiments.reports import Grid, SystemReport, target_report
 from experiments.runner import Experiment, Runner, run_key
 from experiments.systems import tuner_claims
-from experiments.systems.policies import GROUPS, PUBLISHED_RATIOS, TITLES, all_targets, report_on
+from experiments.systems.policies import GROUPS, PUBLISHED_RATIOS, TITLES, all_targets
 from experiments.systems.tuner_claims import (
     BUDGET,
     EXPERIMENTS,
@@ -230,9 +231,14 @@ TWO = (
 )
 
 
+def reported(targets: Sequence[RatioTarget], seeds: Sequence[int], folder: Path | None) -> SystemReport:
+    runner = Runner(folder, n_jobs=1, show_progress=False)
+    return target_report(targets, ("baselines", "oracle"), Grid(seeds=seeds), runner, TITLES)
+
+
 def test_runs_that_targets_share_are_made_once_and_found_again(tmp_path: Path) -> None:
-    first = report_on(TWO, range(1), Runner(tmp_path, n_jobs=1, show_progress=False))
-    both = report_on(TWO, range(2), Runner(tmp_path, n_jobs=1, show_progress=False))
+    first = reported(TWO, range(1), tmp_path)
+    both = reported(TWO, range(2), tmp_path)
     assert "1 of 2 targets met, all simulated; 2 runs" in first.end
     assert "; 4 runs, " in both.end
     assert "; 2 of them were made now" in both.end
@@ -244,7 +250,7 @@ def test_runs_that_targets_share_are_made_once_and_found_again(tmp_path: Path) -
 
 def test_settings_of_two_names_can_be_one_run() -> None:
     twin = replace(TWO[0], workloads=(replace(HERE, name="the same"),))
-    report = report_on((TWO[0], twin), range(1), Runner(None, n_jobs=1, show_progress=False))
+    report = reported((TWO[0], twin), range(1), None)
     assert "; 2 runs, " in report.end
     assert len({row["value"] for row in report.rows}) == 1
     labels = [row[:2] for row in report.sections[-1].rows]

@@ -22,9 +22,8 @@ from experiments.fit import (
     window_loss,
     with_values,
 )
-from experiments.forecasts import RecordedTrainer, forecasts
 from experiments.runner import Runner
-from experiments.simulated import TaskRun
+from experiments.simulated import RecordedTrainer, TaskRun, forecasts
 from experiments.systems.gorgo_paper import FITTED_ON, RHO_MIN, WINDOWS, Stats
 from experiments.windows import PolicyTask
 from gorgo.core.training.learning import TrainingSpec

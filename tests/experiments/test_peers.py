@@ -17,7 +17,7 @@ import yaml
 from experiments.aiperf import Aiperf, replay_records, trace_lines
 from experiments.comparison import MEASURES
 from experiments.environments import Environment, InstallError
-from experiments.grid import Grid
+from experiments.reports import Grid
 from experiments.rules import DynamoKv
 from experiments.runner import Runner
 from experiments.systems import dynamo, live, live_engines, perturbed
@@ -43,7 +43,7 @@ DRAWN = (4, 6)
 @pytest.mark.parametrize("number", DRAWN)
 def test_a_setting_is_the_same_whenever_it_is_drawn_and_no_profile_s(number: int) -> None:
     first = perturbed.setting(number)
-    perturbed._setting.cache_clear()
+    perturbed.setting.cache_clear()
     assert perturbed.setting(number) == first
     assert first.world is not None
     for replica in first.world.replicas:
@@ -88,14 +88,15 @@ def test_other_routers_rules_are_rivals_in_the_claims() -> None:
 
 @pytest.mark.parametrize("queue", ["on", "off"])
 def test_claims_queue_under_every_policy_or_under_none_and_say_so(queue: str) -> None:
-    target = next(target for target in all_targets(None) if target.group == "oracle").queued(queue)  # type: ignore[arg-type]
+    target = next(target for target in all_targets(None) if target.group == "oracle")
+    target = target.on(Grid(seeds=(), queue=queue).cut)  # type: ignore[arg-type]
     for task in target.tasks([0]):
         job = task.job()
         assert job.limits is not None
         overload = job.limits.overload
         assert (overload.queue_enabled, overload.queue_every_policy) == (queue == "on", queue == "on")
         assert task.workload.label.endswith(f", queue {queue}")
-    served = next(target for target in all_targets(None) if target.group == "oracle").queued(None)
+    served = next(target for target in all_targets(None) if target.group == "oracle")
     assert {task.key() for task in served.tasks([0])}.isdisjoint(task.key() for task in target.tasks([0]))
 
 

@@ -16,8 +16,8 @@ from experiments import command
 from experiments.command import PUBLISHED
 from experiments.fit import BASE
 from experiments.fleets import paper_fleet
-from experiments.grid import Grid
-from experiments.published import DOCUMENTS, WORDS, Claim, Published, Source, compared, page_of, verdict_on
+from experiments.published import DOCUMENTS, WORDS, Claim, Published, compared, page_of, verdict_on
+from experiments.reports import HEADER, Grid, mean_cells
 from experiments.runner import Runner
 from experiments.simulated import TaskRun
 from experiments.systems.gorgo_paper import (
@@ -34,7 +34,6 @@ from experiments.systems.gorgo_paper import (
     stats_of,
     workload_of,
 )
-from experiments.systems.policies import HEADER, mean_cells
 from experiments.tables import UNSURE, ClaimVerdict, TableSection, as_markdown, sections, with_interval
 from experiments.windows import ONLINE, PolicyTask, Workload
 from gorgo.lab.results import Spread
@@ -56,7 +55,7 @@ PLACE = re.compile(
     r"(table|figure|appendix) \d+|(table|figures|text) (of|on) [\w, -]+|ablation of [\w -]+|results, [\w, ]+"
     r"|evaluation|overhead|summary|note|text"
 )
-SOURCE = Source("lodestar", "summary", "overall", "mean TTFT")
+SOURCE = ("lodestar", "summary", "overall", "mean TTFT")
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +72,11 @@ def test_every_published_figure_has_a_document_a_place_a_row_and_a_column(
     claims_published: dict[str, list[Claim]],
 ) -> None:
     for one in (claim for some in claims_published.values() for claim in some):
-        source = one.published.source
-        assert source.document in DOCUMENTS, one
-        assert PLACE.fullmatch(source.place), one
-        assert source.row, one
-        assert source.column, one
+        published = one.published
+        assert published.document in DOCUMENTS, one
+        assert PLACE.fullmatch(published.place), one
+        assert published.row, one
+        assert published.column, one
 
 
 def test_every_figure_is_a_number_or_a_range_as_printed(claims_published: dict[str, list[Claim]]) -> None:
@@ -85,7 +84,6 @@ def test_every_figure_is_a_number_or_a_range_as_printed(claims_published: dict[s
         published = one.published
         assert 0.0 < published.low <= published.high, one
         if isfinite(published.high) and published.text not in ("comparable", "better"):
-            assert Published.of(published.text, published.source) == Published.of(published.text, published.source)
             assert float(published.text.split("-")[0]) == published.low, one
 
 
@@ -105,7 +103,7 @@ def test_a_row_that_is_not_tried_says_why_and_the_others_have_runs(claims_publis
 
 def test_a_row_is_there_once(claims_published: dict[str, list[Claim]]) -> None:
     places = [
-        (one.on, one.figure, one.published.text, str(one.published.source))
+        (one.on, one.figure, one.published.text, one.published.source)
         for some in claims_published.values()
         for one in some
     ]
@@ -132,21 +130,21 @@ def test_a_ratio_is_reproduced_larger_smaller_or_reversed(
     text: str, value: float, ends: tuple[float, float] | None, word: str
 ) -> None:
     low, high = ends or (None, None)
-    assert verdict_on(Published.of(text, SOURCE), Ratio(value, low, high, 3)) == word
+    assert verdict_on(Published.of(*SOURCE, text), Ratio(value, low, high, 3)) == word
 
 
 def test_a_value_that_is_no_ratio_has_no_direction() -> None:
-    published = Published.of("58-98", SOURCE)
+    published = Published.of(*SOURCE, "58-98")
     words = [verdict_on(published, Ratio(value, None, None, 1), is_ratio=False) for value in (20.0, 90.0, 120.0)]
     assert words == ["smaller", "reproduced", "larger"]
     assert verdict_on(published, None) == "not tried"
 
 
 def test_better_is_any_gain_and_comparable_is_none() -> None:
-    better = Published(text="better", low=1.0, high=inf, source=SOURCE)
+    better = replace(Published.of(*SOURCE, "1"), text="better", high=inf)
     assert verdict_on(better, Ratio(1.5, None, None, 1)) == "reproduced"
     assert verdict_on(better, Ratio(0.8, None, None, 1)) == "reversed"
-    comparable = Published(text="comparable", low=1.0, high=1.0, source=SOURCE)
+    comparable = replace(Published.of(*SOURCE, "1"), text="comparable")
     assert [verdict_on(comparable, Ratio(value, None, None, 1)) for value in (1.05, 1.3, 0.8)] == [
         "reproduced",
         "larger",
@@ -159,14 +157,14 @@ def test_the_page_has_every_row_with_its_source_and_verdict() -> None:
         system="A <system>",
         on="fleet & traffic",
         figure="mean TTFT, b / a",
-        published=Published.of("1.41", SOURCE, "9 over 6 ms"),
+        published=Published.of(*SOURCE, "1.41", "9 over 6 ms"),
         reproduced=lambda _: Ratio(1.4, 1.3, 1.5, 3),
         ours=lambda _: Ratio(1.6, None, None, 1),
         ours_name="gorgo-ms",
         target=">= 1.41",
     )
     other = Claim(
-        system="B", on="o", figure="f", published=Published.of("5", SOURCE), is_ratio=False, note="no service"
+        system="B", on="o", figure="f", published=Published.of(*SOURCE, "5"), is_ratio=False, note="no service"
     )
     rows = compared([one, other], {})
     page = page_of(rows, "One seed.")
@@ -419,10 +417,10 @@ def test_a_run_is_the_authors_set_up() -> None:
 
 def test_printed_and_rerun_wildchat_stand_side_by_side_with_their_sources() -> None:
     found = [one for one in claims(Grid(seeds=range(1))) if "random" in one.figure and "WildChat" in one.on]
-    rerun = [one.published for one in found if one.published.source.column.endswith("time_scale 2, TTFT p95")]
-    assert [one.source.document for one in rerun] == ["gorgo rerun"]
+    rerun = [one.published for one in found if one.published.column.endswith("time_scale 2, TTFT p95")]
+    assert [one.document for one in rerun] == ["gorgo rerun"]
     assert rerun[0].low == pytest.approx(506 / 611, abs=1e-3)
-    printed = {one.published.text for one in found if one.published.source.place == "table 6"}
+    printed = {one.published.text for one in found if one.published.place == "table 6"}
     assert printed == {"1.794", "1.230"}, "a loss, as printed"
 
 

@@ -10,9 +10,8 @@ import pytest
 from experiments import variants
 from experiments.comparison import MEASURES
 from experiments.fleets import paper_fleet
-from experiments.grid import Grid
-from experiments.published import Published, Source
-from experiments.reports import claims_of, routers
+from experiments.published import Published
+from experiments.reports import Grid, claims_of, routers
 from experiments.simulated import SimTask, TaskRun
 from experiments.systems import llm_d, lodestar
 from experiments.systems.lodestar import sharing
@@ -38,7 +37,7 @@ SMALL = routers(
     "least-request",
     ("gorgo-ms", "load-prefix 3:2:2"),
     ("mean TTFT",),
-    {("gorgo-ms", "mean TTFT"): Published.of("1.41", Source("lodestar", "summary", "overall", "mean TTFT"))},
+    {("gorgo-ms", "mean TTFT"): Published.of("lodestar", "summary", "overall", "mean TTFT", "1.41")},
     scrape_s=1.0,
 )
 
@@ -70,7 +69,7 @@ def test_a_ratio_is_baseline_over_variant_so_that_more_is_better(run: TaskRun) -
     slower = replace(run.row.ttft_ms, mean=3 * (run.row.ttft_ms.mean or 0.0))
     base = replace(run, row=replace(run.row, ttft_ms=slower))
     runs = {SMALL.task("gorgo-ms", 0): run, SMALL.task("least-request", 0): base}
-    ours, other = SMALL.verdicts(runs, range(5), published=True)
+    ours, other = SMALL.verdicts(runs, range(5))
     assert ours.value == pytest.approx(3.0)
     assert ours.labels == ("8xA30: 50% shared, 8/s, scrapes each 1 s", "gorgo-ms", "least-request", "mean TTFT", "1.41")
     assert other.value is None, "without a run there is no ratio"

@@ -14,13 +14,11 @@ import pytest
 
 from experiments.command import main
 from experiments.fleets import ExperimentFleet
-from experiments.grid import Grid, SystemReport
-from experiments.reports import WARM_UP, source_report
+from experiments.reports import WARM_UP, Grid, SystemReport, mean_cells, variant_report
 from experiments.runner import Runner
 from experiments.simulated import SimTask
 from experiments.systems import herd, push_map, ranvier, several
 from experiments.systems.herd import AGENTS, OTHERS, all_targets, report, tuner
-from experiments.systems.policies import mean_cells
 from experiments.systems.several import runs_of
 from experiments.traffic import ContextTraffic
 from experiments.tuning import TuningRun, TuningTask
@@ -97,10 +95,10 @@ def test_every_target_names_variants_of_its_comparison() -> None:
 
 # -- tables and pictures
 def small_report(groups: tuple[str, ...], *, scale: float, seeds: int = 1) -> SystemReport:
-    found = [one for one in (*push_map.comparisons(), *ranvier.comparisons()) if one.group in groups]
-    found = [one for one in found if one.group != "replicas" or one.base.fleet.replicas <= 4]
-    grid = Grid(seeds=range(seeds), scale=scale, pictures=True)
-    return source_report(found, grid, Runner(None, n_jobs=1, show_progress=False), push_map.PICTURES | ranvier.PICTURES)
+    found = [one for one in (*push_map.comparisons(), *ranvier.comparisons())
+             if one.group != "replicas" or one.base.fleet.replicas <= 4]  # fmt: skip
+    grid, runner = Grid(seeds=range(seeds), scale=scale, pictures=True), Runner(None, n_jobs=1, show_progress=False)
+    return variant_report(found, groups, grid, runner, push_map.PICTURES | ranvier.PICTURES)
 
 
 def test_a_report_has_targets_means_and_bytes_of_reports() -> None:
@@ -345,7 +343,7 @@ def test_a_group_prints_its_targets_and_the_means_of_every_row(monkeypatch: pyte
     found = report(["herd"], Grid(seeds=range(2)), Runner(None, n_jobs=1, show_progress=False))
     assert [row["group"] for row in found.rows] == ["herd", "herd"]
     means = found.sections[-1]
-    assert tuple(means.header) == herd.MEANS_HEADER
+    assert tuple(means.header) == ("on", "policy", *(name for name, *_ in herd.MEANS))
     assert [row[1] for row in means.rows] == ["floor", "gorgo", "gorgo-ms", "prefix-cache-and-load"]
     assert all(row[2] != "-" for row in means.rows)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.systems.llm_d import scenario
-from experiments.systems.lodestar import longer_prompts, mixed, more_sharing, one_phase, sharing, sharing_shape
+from experiments.systems.lodestar import longer_prompts, mixed, more_sharing, sharing, sharing_shape
 from experiments.traffic import (
     ChatTraffic,
     ContextTraffic,
@@ -21,6 +21,7 @@ from experiments.traffic import (
     ReuseTraffic,
     TextChain,
     feed_of_traffic,
+    one_phase,
 )
 from gorgo.errors import TraceError
 from gorgo.lab.sim.workload import SimRequest
@@ -102,11 +103,11 @@ def test_a_trace_runs_at_another_rate_and_too_short_a_one_is_an_error(tmp_path: 
     row = '{{"timestamp": {}, "input_length": 600, "output_length": 9, "hash_ids": [1, {}]}}\n'
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(row.format(100 * n, n + 2) for n in range(50)))
-    feed = feed_of_traffic(one_phase("own", str(file), requests=40, rate_per_s=4.0), 0)
+    feed = feed_of_traffic(one_phase("own", str(file), requests=40, rates_per_s=(4.0,)), 0)
     assert len(feed) == 40
     assert feed[-1].arrival_s == pytest.approx(10.0)
     with pytest.raises(TraceError, match="own: 50 requests pass the filters; expected 60"):
-        feed_of_traffic(one_phase("own", str(file), requests=60, rate_per_s=4.0), 0)
+        feed_of_traffic(one_phase("own", str(file), requests=60, rates_per_s=(4.0,)), 0)
 
 
 def test_a_scaled_traffic_has_fewer_requests_at_the_same_rate() -> None:

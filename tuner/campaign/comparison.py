@@ -324,18 +324,18 @@ class PairComparison:
             if bad := self._shown_bad(pairs) or self._harms(pairs, patience):
                 return False, True, bad
             seems_worse, too_long = self._seems_worse(pairs), self._ends_later(pairs)
-        found = f"p95 TTFT {change(-mean(gains))} in {len(pairs)} pairs of blocks"
+        measured = f"p95 TTFT {change(-mean(gains))} in {len(pairs)} pairs of blocks"
         if self._test.is_significant(gains) and seems_worse is None and too_long is None:
-            return True, False, f"{found}, by chance {self._test.chance(gains):.1%}"
+            return True, False, f"{measured}, by chance {self._test.chance(gains):.1%}"
         if len(pairs) >= self._options.futility_pairs:
             if mean(gains) <= 0:
-                return False, False, f"{found}: not ahead"
+                return False, False, f"{measured}: not ahead"
             if too_long is not None:
-                return False, True, f"{found}, paid for with {too_long}"
+                return False, True, f"{measured}, paid for with {too_long}"
         if self._does_harm([-gain for gain in gains], patience):
-            return False, False, f"{found}: given up before it does harm"
+            return False, False, f"{measured}: given up before it does harm"
         if len(pairs) >= self._options.pairs:
-            return False, seems_worse is not None, f"{found}: {seems_worse or 'not shown to be better'}"
+            return False, seems_worse is not None, f"{measured}: {seems_worse or 'not shown to be better'}"
         return None
 
     def _audited(self, pairs: Sequence[BlockPair]) -> tuple[bool, bool, str] | None:
@@ -370,9 +370,9 @@ class PairComparison:
     def _harms(self, pairs: Sequence[BlockPair], patience: float) -> str | None:
         """Return a guarded latency that is worse by so much that no significance is needed."""
         for name, figure in GUARDED.items():
-            found = ratios(pairs, figure)
-            if self._does_harm(found, patience):
-                return f"p95 {name} {change(mean(found))} in {len(pairs)} pairs of blocks: given up before it does harm"
+            logs = ratios(pairs, figure)
+            if self._does_harm(logs, patience):
+                return f"p95 {name} {change(mean(logs))} in {len(pairs)} pairs of blocks: given up before it does harm"
         return None
 
     def _does_harm(self, losses: Sequence[float], patience: float) -> bool:
@@ -383,19 +383,19 @@ class PairComparison:
     def _seems_worse(self, pairs: Sequence[BlockPair]) -> str | None:
         """Return a guarded figure over its margin so far: no reason to refuse yet, but none to accept."""
         for name, figure in GUARDED.items():
-            found = ratios(pairs, figure)
-            if found and mean(found) > log1p(self._options.margin):
-                return f"p95 {name} {change(mean(found))}"
+            logs = ratios(pairs, figure)
+            if logs and mean(logs) > log1p(self._options.margin):
+                return f"p95 {name} {change(mean(logs))}"
         ours, theirs = pooled([p.offspring for p in pairs]), pooled([p.incumbent for p in pairs])
         return is_concentrated(ours, theirs, self._options.max_share)
 
     def _ends_later(self, pairs: Sequence[BlockPair]) -> str | None:
         """Return p95 E2E if it is higher than may be accepted, with what earlier candidates have added."""
-        found = ratios(pairs, _e2e)
-        if not found or self._e2e_lost + mean(found) <= log1p(self._options.e2e_margin):
+        logs = ratios(pairs, _e2e)
+        if not logs or self._e2e_lost + mean(logs) <= log1p(self._options.e2e_margin):
             return None
         before = f" after {change(self._e2e_lost)} before" if self._e2e_lost else ""
-        return f"p95 E2E {change(mean(found))}{before}"
+        return f"p95 E2E {change(mean(logs))}{before}"
 
 
 def _ttft(stats: WindowStats) -> float | None:
@@ -457,5 +457,5 @@ def change(ratio: float) -> str:
 
 
 def _geometric(values: Sequence[float | None]) -> float | None:
-    known = [log(value) for value in values if value]
-    return exp(mean(known)) if known else None
+    logs = [log(value) for value in values if value]
+    return exp(mean(logs)) if logs else None

@@ -169,8 +169,8 @@ class GenerationLog:
 
     def started(self, weights: Mapping[str, float], version: int | None, now: float) -> RecordGeneration:
         """Return the row of generation 0, the start."""
-        found = self.reference or NO_STATS
-        verdict = Verdict(True, "the start", found.ttft_ms_p95, found.ttft_ms_p95, found)
+        stats = self.reference or NO_STATS
+        verdict = Verdict(True, "the start", stats.ttft_ms_p95, stats.ttft_ms_p95, stats)
         return self.closed(weights, verdict, version, now)
 
     def opened(self, now: float) -> None:
@@ -197,8 +197,8 @@ class GenerationLog:
         self, weights: Mapping[str, float], verdict: Verdict, version: int | None, now: float
     ) -> RecordGeneration:
         """Return the row of a finished generation, and advance the number."""
-        found = verdict.stats or NO_STATS
-        row = Generation(
+        stats = verdict.stats or NO_STATS
+        generation = Generation(
             number=self.number,
             started_s=now if self.opened_s is None else self.opened_s,
             finished_s=now,
@@ -207,18 +207,18 @@ class GenerationLog:
             sigma=self._optimizer.sigma,
             mode=self._options.mode,
             optimizer=self._optimizer.name,
-            n=found.n,
+            n=stats.n,
             objective_ms=verdict.objective_ms,
             incumbent_objective_ms=verdict.incumbent_objective_ms,
-            e2e_s_p95=found.e2e_s_p95,
-            itl_ms_p95=found.itl_ms_p95,
-            errors=found.errors,
-            max_share=found.max_share,
+            e2e_s_p95=stats.e2e_s_p95,
+            itl_ms_p95=stats.itl_ms_p95,
+            errors=stats.errors,
+            max_share=stats.max_share,
             accepted=verdict.accepted,
             reason=verdict.reason,
         )
         self.number += 1
-        return RecordGeneration(row)
+        return RecordGeneration(generation)
 
 
 def _e2e_loss(verdict: Verdict) -> float:

@@ -151,8 +151,8 @@ class Paper:
             return None
         ours = self._window.stats()
         theirs = self._reference
-        better, found = compared(ours, theirs, tolerance=self._tolerance)
-        return Verdict(better, found, ours.ttft_ms_p95, theirs.ttft_ms_p95, ours, theirs)
+        better, reason = compared(ours, theirs, tolerance=self._tolerance)
+        return Verdict(better, reason, ours.ttft_ms_p95, theirs.ttft_ms_p95, ours, theirs)
 
     def on_time(self, *, now: float) -> Outcome:
         return None
@@ -223,8 +223,8 @@ class CampaignState:
     def from_json(cls, state: Mapping[str, Any], *, mode: str) -> CampaignState:
         """Return the state; raise `TunerError` for another format or mode, and for a wrong value."""
         if state.get("format") != FORMAT or state.get("mode") != mode:
-            found = f"format {state.get('format')!r}, mode {state.get('mode')!r}"
-            raise TunerError(f"saved campaign has {found}; expected format {FORMAT}, mode {mode!r}")
+            saved = f"format {state.get('format')!r}, mode {state.get('mode')!r}"
+            raise TunerError(f"saved campaign has {saved}; expected format {FORMAT}, mode {mode!r}")
         if state["phase"] not in get_args(Phase):
             raise TunerError(
                 f"saved campaign is in phase {state['phase']!r}; expected one of {', '.join(get_args(Phase))}"
@@ -252,10 +252,10 @@ class CampaignState:
 
 
 def _cursor(fields: SavedFields) -> tuple[str | None, int]:
-    found = fields.items("cursor", most=2)
-    if len(found) != len(_CURSOR):
+    values = fields.items("cursor", most=2)
+    if len(values) != len(_CURSOR):
         raise fields.wrong("cursor", "a boot id and a number")
-    cursor = SavedFields(dict(zip(_CURSOR, found, strict=True)), "saved campaign.cursor")
+    cursor = SavedFields(dict(zip(_CURSOR, values, strict=True)), "saved campaign.cursor")
     return cursor.short_text(_CURSOR[0]), cursor.count(_CURSOR[1], most=2**63)
 
 
@@ -449,8 +449,8 @@ class Campaign:
         """Blame the candidate for saturation during its block; otherwise the traffic."""
         assert self.trial is not None, "called while comparing"
         if self.trial.arm == "offspring" and self.options.guarded:
-            found = self._applied_weights.recent.stats()
-            return Verdict(False, "the fleet is saturated", stats=found, refused=True, breach=True)
+            stats = self._applied_weights.recent.stats()
+            return Verdict(False, "the fleet is saturated", stats=stats, refused=True, breach=True)
         return Abandon("the fleet is saturated")
 
     def _try_to_propose(self, now: float) -> None:
@@ -464,11 +464,11 @@ class Campaign:
             self._wait_out(now)
             return
         self.saturated_since = None
-        found = self._applied_weights.recent.stats()
-        if found.ttft_ms_p95 is None:
+        stats = self._applied_weights.recent.stats()
+        if stats.ttft_ms_p95 is None:
             self._applied_weights.recent.clear()
             return
-        self.ledger.measured(found)
+        self.ledger.measured(stats)
         if self.ledger.number == 0:
             self._out.append(self.ledger.started(self.incumbent, self._applied_weights.version, now))
         self._next(now)
@@ -544,11 +544,11 @@ class Campaign:
             self.incumbent = ours if verdict.accepted else theirs
         elif not verdict.accepted:
             self._move(theirs)
-        row = self.ledger.closed(ours, verdict, self.trial.offspring_version, now)
+        generation = self.ledger.closed(ours, verdict, self.trial.offspring_version, now)
         self.audited = True
         if verdict.breach:  # weights before the row
             self._warm_up(verdict.reason, back=True)
-        self._out.append(row)
+        self._out.append(generation)
         if not verdict.breach:
             self._next(now)
 

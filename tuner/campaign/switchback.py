@@ -136,7 +136,7 @@ class Switchback:
         saved = SavedFields(state, "saved switchback")
         self._set_seed(saved.count("seed", most=2**63))
         rows = saved.items("pairs", most=MAX_PAIRS)
-        self.pairs = [BlockPair.of(SavedFields(row, f"{saved.place}.pairs.{at}")) for at, row in enumerate(rows)]
+        self.pairs = [BlockPair.of(SavedFields(pair, f"{saved.place}.pairs.{at}")) for at, pair in enumerate(rows)]
 
     # -- schedule
 
@@ -202,5 +202,5 @@ class Switchback:
 
     def _breached(self, reason: str) -> Verdict:
         mine = [block for block in self._blocks if block.arm == "offspring"]
-        found = window_stats(sample for block in mine for sample in block.samples)
-        return Verdict(False, reason, found.ttft_ms_p95, stats=found, refused=True, breach=True)
+        stats = window_stats(sample for block in mine for sample in block.samples)
+        return Verdict(False, reason, stats.ttft_ms_p95, stats=stats, refused=True, breach=True)

@@ -141,8 +141,8 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     present = current(connection)
-    known = {script.revision for script in scripts.walk_revisions()}
-    if present is not None and present not in known:
+    revisions = {script.revision for script in scripts.walk_revisions()}
+    if present is not None and present not in revisions:
         raise HistoryError(
             f"{shown(url)}: the history has schema {present}, which a newer version of gorgo or another program made; "
             f"this one knows up to {scripts.get_current_head()}: use the newer version, or another --database"
@@ -232,9 +232,11 @@ class History:
 
     def begin_campaign(self, *, now_s: float, target: str, policy: str, options: Mapping[str, Any]) -> int:
         """Add a campaign and return its number."""
-        row = {"started_s": now_s, "target": target, "policy": policy, "options": dict(options)}
+        values = {"started_s": now_s, "target": target, "policy": policy, "options": dict(options)}
         with writing(self._engine) as connection:
-            return int(connection.execute(insert(CampaignTable).values(row).returning(CampaignTable.id)).scalar_one())
+            return int(
+                connection.execute(insert(CampaignTable).values(values).returning(CampaignTable.id)).scalar_one()
+            )
 
     def record(self, campaign: int, generation: Generation) -> None:
         """Append a generation; a repeated one is ignored, because a killed sidecar may send it twice."""
@@ -281,8 +283,8 @@ class History:
         with writing(self._engine) as connection:
             if term is not None:
                 _refuse_superseded(connection, campaign, term)
-            for row in generations:
-                _append(connection, campaign, row)
+            for generation in generations:
+                _append(connection, campaign, generation)
             for one in events:
                 connection.execute(insert(EventTable).values(_event(one) | {"campaign_id": campaign}))
             if state is not None or outcome is not None:
@@ -309,8 +311,8 @@ class History:
         """Return a campaign; None for an unknown number."""
         wanted = select(CampaignTable.__table__).where(CampaignTable.id == number)
         with reading(self._engine) as connection:
-            found = connection.execute(wanted).mappings().one_or_none()
-            return None if found is None else row_of(CampaignRow, found)
+            record = connection.execute(wanted).mappings().one_or_none()
+            return None if record is None else row_of(CampaignRow, record)
 
     def unfinished(self, *, target: str, policy: str) -> tuple[int, dict[str, Any]] | None:
         """Return number and state of the newest unfinished campaign of a proxy and policy."""
@@ -322,12 +324,12 @@ class History:
             .limit(1)
         )
         with reading(self._engine) as connection:
-            found = connection.execute(open_ones).one_or_none()
-            if found is None:
+            record = connection.execute(open_ones).one_or_none()
+            if record is None:
                 return None
-            if not isinstance(found.state, dict):
-                raise ValueError(f"the state of campaign {found.id} is no object")
-            return int(found.id), found.state
+            if not isinstance(record.state, dict):
+                raise ValueError(f"the state of campaign {record.id} is no object")
+            return int(record.id), record.state
 
     def campaigns(self, limit: int = MAX_ROWS) -> list[CampaignRow]:
         """Return campaigns, newest first."""
@@ -361,9 +363,9 @@ class History:
         """
         with reading(self._engine) as connection:
             newest = _newest(connection)
-            found = connection.execute(_one_generation(wanted, campaign)).one_or_none()
-            policy = None if found is None else found.policy
-            weights = None if found is None else weights_in(found.weights)
+            record = connection.execute(_one_generation(wanted, campaign)).one_or_none()
+            policy = None if record is None else record.policy
+            weights = None if record is None else weights_in(record.weights)
             if policy is not None and not (isinstance(policy, str) and len(policy) <= WORD_CHARACTERS):
                 raise ValueError(f"policy has over {WORD_CHARACTERS} characters; expected a name")
         if weights is None or policy is None:
@@ -375,8 +377,8 @@ class History:
 
 def _lock(connection: Connection, campaign: int) -> Any:
     """Return when the campaign has ended; other writers of it wait for this transaction."""
-    row = select(CampaignTable.finished_s).where(CampaignTable.id == campaign)
-    return connection.execute(row.with_for_update()).scalar_one_or_none()
+    query = select(CampaignTable.finished_s).where(CampaignTable.id == campaign)
+    return connection.execute(query.with_for_update()).scalar_one_or_none()
 
 
 def _state(connection: Connection, campaign: int) -> Any:
@@ -418,9 +420,9 @@ def _has_generation(connection: Connection, campaign: int, number: int) -> bool:
 
 
 def _append(connection: Connection, campaign: int, generation: Generation) -> None:
-    row = {**asdict(generation), "weights": dict(generation.weights), "campaign_id": campaign}
+    values = {**asdict(generation), "weights": dict(generation.weights), "campaign_id": campaign}
     if not _has_generation(connection, campaign, generation.number):
-        connection.execute(insert(GenerationTable).values(row))
+        connection.execute(insert(GenerationTable).values(values))
 
 
 def _event(event: EventRow) -> dict[str, Any]:

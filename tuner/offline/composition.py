@@ -43,12 +43,12 @@ def read_fleet(path: Path) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
-        found = json.loads(text) if len(text) <= MAX_BYTES else None
+        answer = json.loads(text) if len(text) <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
         raise TunerError(f"{path}: cannot be read ({error}); expected what GET /admin/fleet answers") from error
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         raise TunerError(f"{path}: expected what GET /admin/fleet answers, a JSON object of at most {MAX_BYTES} bytes")
-    return found
+    return answer
 
 
 def calibrated(fleet: SimFleet, reported: Mapping[str, Any], *, source: str) -> SimFleet:
@@ -58,21 +58,23 @@ def calibrated(fleet: SimFleet, reported: Mapping[str, Any], *, source: str) -> 
     `source`, for another answer, and for one that shares no replica with `fleet`.
     """
     rows = reported.get("replicas")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
+    if not isinstance(rows, list) or not all(
+        isinstance(replica_row, dict) and "name" in replica_row for replica_row in rows
+    ):
         raise TunerError(f"{source}: replicas: expected a list of objects with a name, as GET /admin/fleet answers")
-    known = {str(row["name"]): row for row in rows}
-    if not any(replica.name in known for replica in fleet.replicas):
+    by_name = {str(replica_row["name"]): replica_row for replica_row in rows}
+    if not any(replica.name in by_name for replica in fleet.replicas):
         names = ", ".join(replica.name for replica in fleet.replicas)
         raise TunerError(f"{source}: names none of the replicas of the configuration: {names}")
-    return SimFleet(tuple(_learned(replica, known.get(replica.name), source) for replica in fleet.replicas))
+    return SimFleet(tuple(_learned(replica, by_name.get(replica.name), source) for replica in fleet.replicas))
 
 
-def _learned(replica: SimReplica, row: Mapping[str, Any] | None, source: str) -> SimReplica:
-    if row is None:
+def _learned(replica: SimReplica, reported: Mapping[str, Any] | None, source: str) -> SimReplica:
+    if reported is None:
         return replica
     spec, where = replica.spec, f"{source}: replica {replica.name!r}"
     prior = PrefillPrior.of(spec.prefill_base_s, spec.prefill_tokens_per_s, spec.prefill_kappa_s)
-    slowdown = _number(row, "prefill_slowdown", where)
+    slowdown = _number(reported, "prefill_slowdown", where)
     profile, link = replica.profile, replica.link
     if slowdown is not None:
         profile = replace(
@@ -81,18 +83,18 @@ def _learned(replica: SimReplica, row: Mapping[str, Any] | None, source: str) ->
             prefill_tokens_per_s=prior.tokens_per_s / slowdown,
             prefill_kappa_s=prior.kappa_s * slowdown,
         )
-    if (kv_tokens := _number(row, "kv_capacity_tokens", where)) is not None:
+    if (kv_tokens := _number(reported, "kv_capacity_tokens", where)) is not None:
         profile = replace(profile, kv_tokens=round(kv_tokens))
-    if (running := _number(row, "max_running_requests", where)) is not None:
+    if (running := _number(reported, "max_running_requests", where)) is not None:
         profile = replace(profile, max_running_requests=round(running))
-    if (rtt_ms := _number(row, "rtt_ms", where)) is not None:
+    if (rtt_ms := _number(reported, "rtt_ms", where)) is not None:
         link = replace(link, rtt_s=rtt_ms / 1e3)
     return replace(replica, profile=profile, link=link)
 
 
-def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
+def _number(reported: Mapping[str, Any], key: str, where: str) -> float | None:
     """Return the number of a key; None if unknown."""
-    value = row.get(key)
+    value = reported.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not (isfinite(value) and value > 0):
@@ -168,8 +170,8 @@ def tune_offline(
     outcome = BROKEN_OFF
     campaign = _begun(history, options, asdict(twin), now())
 
-    def record(row: Generation) -> None:
-        rows.append(_stamped(row, now()))
+    def record(generation: Generation) -> None:
+        rows.append(_stamped(generation, now()))
         history.record(campaign, rows[-1])
 
     try:
@@ -204,7 +206,7 @@ def simulated_campaign(
     try:
         settings = asdict(campaign_options) | {"algorithm": algorithm or campaign_options.algorithm, "seed": seed}
         campaign = _begun(history, options, settings, begun_s)
-        rows = [_later(row, begun_s) for row in run.generations]
+        rows = [_later(generation, begun_s) for generation in run.generations]
         history.write(campaign, generations=rows, outcome=run.stopped or "the end of the window", now_s=now())
     finally:
         history.close()
@@ -240,14 +242,14 @@ def _begun(history: History, options: OfflineOptions, settings: Mapping[str, Any
     return history.begin_campaign(now_s=now_s, target=target, policy=options.policy, options=plain)
 
 
-def _stamped(row: Generation, now_s: float) -> Generation:
+def _stamped(generation: Generation, now_s: float) -> Generation:
     """Return the row with the time at which it was made."""
-    return replace(row, started_s=now_s, finished_s=now_s)
+    return replace(generation, started_s=now_s, finished_s=now_s)
 
 
-def _later(row: Generation, begun_s: float) -> Generation:
+def _later(generation: Generation, begun_s: float) -> Generation:
     """Return the row at its virtual time after the start."""
-    return replace(row, started_s=begun_s + row.started_s, finished_s=begun_s + row.finished_s)
+    return replace(generation, started_s=begun_s + generation.started_s, finished_s=begun_s + generation.finished_s)
 
 
 def _window(options: OfflineOptions, job: SimJob) -> dict[str, Any]:

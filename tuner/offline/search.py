@@ -102,13 +102,13 @@ def scores_of(
 ) -> list[list[RunScore]]:
     """Return, for each candidate, a score per seed in their order."""
     jobs = [job for weights in candidates for job in question.jobs(weights)]
-    found: list[RunScore] = []
+    scores: list[RunScore] = []
     with parallel_config(backend="loky", n_jobs=n_jobs):
         for score in Parallel(return_as="generator")(delayed(score_once)(job, question.from_s) for job in jobs):
-            found.append(score)
+            scores.append(score)
             on_progress()
     per = len(question.seeds)
-    return [found[place : place + per] for place in range(0, len(found), per)]
+    return [scores[start : start + per] for start in range(0, len(scores), per)]
 
 
 def score_once(job: SimJob, from_s: float) -> RunScore:
@@ -119,8 +119,8 @@ def score_once(job: SimJob, from_s: float) -> RunScore:
 
 def geometric(values: Sequence[float | None]) -> float | None:
     """Return the geometric mean of known values; None without any."""
-    known = [log(value) for value in values if value]
-    return exp(sum(known) / len(known)) if known else None
+    logs = [log(value) for value in values if value]
+    return exp(sum(logs) / len(logs)) if logs else None
 
 
 def score_of(records: Sequence[SimRecord]) -> RunScore:
@@ -315,7 +315,9 @@ class _SearchRun:
 
     def _try(self, candidates: Sequence[Mapping[str, float]]) -> list[ScoredWeights]:
         scores = scores_of(self._question, candidates, n_jobs=self._options.n_jobs, on_progress=self._on_progress)
-        return [ScoredWeights(weights, found) for weights, found in zip(candidates, scores, strict=True)]
+        return [
+            ScoredWeights(weights, scores_of_one) for weights, scores_of_one in zip(candidates, scores, strict=True)
+        ]
 
     def _better(self, ours: ScoredWeights, best: ScoredWeights, reference: ScoredWeights) -> str | None:
         """Return why `ours` does not replace `best`; None if it does."""
@@ -331,7 +333,7 @@ class _SearchRun:
     def _record(self, tried: ScoredWeights, best: ScoredWeights, *, accepted: bool, reason: str) -> None:
         """Record a row of the history; its times are one span of the run per candidate."""
         number = len(self._rows)
-        row = Generation(
+        generation = Generation(
             number=number,
             started_s=number * self._span_s,
             finished_s=(number + 1) * self._span_s,
@@ -350,9 +352,9 @@ class _SearchRun:
             accepted=accepted,
             reason=reason,
         )
-        self._rows.append(row)
+        self._rows.append(generation)
         if self._on_row is not None:
-            self._on_row(row)
+            self._on_row(generation)
 
 
 #: Share of p95 TTFT that another day's traffic may take from a gain. A find whose interval ended at -0.0 % met the next
@@ -398,8 +400,8 @@ def decide(
     question = CandidateBatch(job=job, seeds=range(first, first + options.held_out_seeds), from_s=search.split_s)
     wanted = list({_key(one.weights): one.weights for one in (search.start, search.defaults, search.best)}.values())
     scores = scores_of(question, wanted, n_jobs=options.n_jobs, on_progress=on_progress)
-    found = {_key(weights): ScoredWeights(weights, one) for weights, one in zip(wanted, scores, strict=True)}
-    start, defaults, best = (found[_key(one.weights)] for one in (search.start, search.defaults, search.best))
+    scored = {_key(weights): ScoredWeights(weights, one) for weights, one in zip(wanted, scores, strict=True)}
+    start, defaults, best = (scored[_key(one.weights)] for one in (search.start, search.defaults, search.best))
     base, words = start, "the start"
     if start is not defaults and (why := start_is_worse(start, defaults)):
         base, words = defaults, f"back to the defaults: {why}"

@@ -87,7 +87,7 @@ class CampaignDriver:
 
     def _new(self, router: Router) -> list[TunerSample]:
         rows: list[dict[str, Any]] = router.samples.after(self.campaign.cursor.last_seq, BATCH)["samples"]
-        return [TunerSample.from_json(row) for row in rows]
+        return [TunerSample.from_json(sample) for sample in rows]
 
     def _carry_out(self, actions: Iterable[Action], router: Router, now: float) -> None:
         waiting = deque(actions)

@@ -160,8 +160,8 @@ class BaseOptimizer:
     def load(self, state: Mapping[str, Any]) -> None:
         names = [spec.name for spec in self.box.specs]
         if state.get("optimizer") != self.name or state.get("weights") != names:
-            found = f"{state.get('optimizer')!r} over {state.get('weights')!r}"
-            raise TunerError(f"saved optimizer is {found}; expected {self.name!r} over {names!r}")
+            search = f"{state.get('optimizer')!r} over {state.get('weights')!r}"
+            raise TunerError(f"saved optimizer is {search}; expected {self.name!r} over {names!r}")
         try:
             saved = SavedFields(state, f"saved optimizer {self.name!r}")
             self.budget, self.observed = saved.count("budget", least=1), saved.count("told")

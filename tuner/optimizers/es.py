@@ -243,9 +243,9 @@ class ProbingES(PublishedES):
     def _load_more(self, state: Mapping[str, Any]) -> None:
         super()._load_more(state)
         saved = SavedFields(state, f"saved optimizer {self.name!r}")
-        known = {direction: list(direction) for direction in _all_directions(len(self.box))}
-        left = saved.items("directions", most=len(known))
-        if any(row not in known.values() for row in left):
+        directions = {direction: list(direction) for direction in _all_directions(len(self.box))}
+        left = saved.items("directions", most=len(directions))
+        if any(direction not in directions.values() for direction in left):
             raise saved.wrong("directions", "triples of a weight's index, 1 or -1, and 4 or 8")
         self._directions = [(at, sign, parts) for at, sign, parts in left]
 

@@ -122,7 +122,9 @@ def leadership_of(options: SidecarOptions) -> Leadership:
 def ended_campaigns(history: History, options: SidecarOptions) -> set[int]:
     """Return the numbers of these proxies' campaigns that have ended. Blocks."""
     target = target_of(options.urls)
-    return {row.id for row in history.campaigns() if row.target == target and row.finished_s is not None}
+    return {
+        campaign.id for campaign in history.campaigns() if campaign.target == target and campaign.finished_s is not None
+    }
 
 
 def target_of(urls: Sequence[str]) -> str:
@@ -260,10 +262,12 @@ class TunerProcess:
         options = replace(self._options, new_campaign=self._options.new_campaign and not waited)
         wait_s = FOREVER_S if waited else options.proxy_wait_s
         async with open_client(options, self._clock) as client:
-            found = await connect(client, self._reporter, stop, wait_s=wait_s, clock=self._clock, leadership=leadership)
-            if found is None:
+            in_force = await connect(
+                client, self._reporter, stop, wait_s=wait_s, clock=self._clock, leadership=leadership
+            )
+            if in_force is None:
                 return True
-            opened = Bootstrap(options, client, found, self._history, self._reporter, self._clock, leadership)
+            opened = Bootstrap(options, client, in_force, self._history, self._reporter, self._clock, leadership)
             sidecar = await asyncio.to_thread(opened.sidecar, self._metrics)
             return await sidecar.run(stop)
 
@@ -299,10 +303,10 @@ async def connect(
         if leadership is not None:
             await leadership.confirm_leadership()
         try:
-            found = await client.weights()
+            in_force = await client.weights()
             if isinstance(client, ProxyGroup):
                 await client.read_new()  # raises for one proxy under two addresses
-            return found
+            return in_force
         except ProxyUnreachable as error:
             said = str(error)
         except ProxyRefused as refusal:
@@ -325,45 +329,45 @@ class Bootstrap:
         self,
         options: SidecarOptions,
         client: ProxyClient | ProxyGroup,
-        found: ProxyWeights,
+        in_force: ProxyWeights,
         history: History | None,
         reporter: Reporter,
         clock: Callable[[], float],
         leadership: Leadership | None = None,
     ) -> None:
         self._leadership = leadership
-        self._options, self._client, self._found = options, client, found
+        self._options, self._client, self._found = options, client, in_force
         self._history, self._reporter, self._clock = history, reporter, clock
-        self._specs = make_policy(found.policy).weight_specs
+        self._specs = make_policy(in_force.policy).weight_specs
         published = options.campaign.mode == "paper"
-        box = searched_box(found.policy, options.allow_out_of_range, published=published)
+        box = searched_box(in_force.policy, options.allow_out_of_range, published=published)
         self._box = tuned_box(self._specs, tune_lambda=options.tune_lambda, box=box)
 
     def sidecar(self, metrics: TunerMetrics) -> Sidecar:
         log_filter = self._options.log_filter
         # Before a row is begun: a wrong log begins no campaign.
         refutes = None if log_filter is None else log_filter(self._found.policy)
-        known = self._unfinished()
-        if known is None:
+        unfinished = self._unfinished()
+        if unfinished is None:
             campaign, begun = self._new()
             number = 0 if self._history is None else self._begin(self._history, begun)
             version: int | None = self._found.version
             self._reporter.say(f"campaign {number} on {self._found.policy} from {shown(campaign.start)}")
         else:
-            number, campaign, begun = known
+            number, campaign, begun = unfinished
             version = None
             self._reporter.say(f"resumes campaign {number}, generation {campaign.ledger.number}")
         campaign.refutes = refutes
         name = f"gorgo tune, campaign {number},"
         orders = CommandQueue(name, f"{name} process {os.getpid()}", version)
         if isinstance(self._client, ProxyGroup):
-            self._client.belong_to(orders.is_foreign, new=known is None)
+            self._client.belong_to(orders.is_foreign, new=unfinished is None)
             campaign.cursor = SampleCursor()  # the group counts its samples anew in each process
         return Sidecar(
             campaign,
             self._client,
             orders,
-            HistoryBuffer(self._history, number, begun, self._reporter.complain, term=self._term(number, known)),
+            HistoryBuffer(self._history, number, begun, self._reporter.complain, term=self._term(number, unfinished)),
             self._reporter,
             metrics,
             policy=self._found.policy,
@@ -374,25 +378,30 @@ class Bootstrap:
             confirm=always if self._leadership is None else self._leadership.confirm_leadership,
         )
 
-    def _term(self, campaign: int, known: object) -> int | None:
+    def _term(self, campaign: int, unfinished: object) -> int | None:
         """Return the term of this leader; None where no other candidate can follow it."""
         if self._history is None or self._leadership is None or not self._leadership.has_standby:
             return None
-        return 0 if known is None else self._history.claim(campaign)
+        return 0 if unfinished is None else self._history.claim(campaign)
 
     def _unfinished(self) -> tuple[int, Campaign, CampaignStart] | None:
         if self._history is None:
             return None
-        found = self._history.unfinished(target=self._client.url, policy=self._found.policy)
-        if found is None:
+        saved = self._history.unfinished(target=self._client.url, policy=self._found.policy)
+        if saved is None:
             return None
-        number, state = found
+        number, state = saved
         if self._options.new_campaign:
             self._history.end_campaign(number, now_s=self._clock(), outcome="replaced by a new campaign")
             return None
-        row = self._history.campaign(number)
-        assert row is not None, "a state belongs to a campaign"
-        begun = CampaignStart(started_s=row.started_s, target=row.target, policy=row.policy, options=row.options)
+        campaign_row = self._history.campaign(number)
+        assert campaign_row is not None, "a state belongs to a campaign"
+        begun = CampaignStart(
+            started_s=campaign_row.started_s,
+            target=campaign_row.target,
+            policy=campaign_row.policy,
+            options=campaign_row.options,
+        )
         try:
             return number, load_campaign(self._box, self._options.campaign, state), begun
         except (TunerError, WeightsError) as error:

@@ -65,11 +65,11 @@ class Agreement:
 
     def out_of_step(self) -> list[str]:
         """Return the proxies whose weights are unknown or are not the agreed ones."""
-        return [name for name, found in self._reported.items() if found is None or found.values != self.values]
+        return [name for name, reported in self._reported.items() if reported is None or reported.values != self.values]
 
     def has(self, values: Mapping[str, float]) -> bool:
         """Return whether all proxies reported these weights."""
-        return all(found is not None and found.values == values for found in self._reported.values())
+        return all(reported is not None and reported.values == values for reported in self._reported.values())
 
     def reported(self, name: str) -> Reported | None:
         """Return what a proxy reported last; None while that is unknown."""
@@ -79,14 +79,14 @@ class Agreement:
         """Return the group's number of a proxy's version; None for a version whose samples do not count."""
         return self._numbers[name].get(version)
 
-    def differing(self, found: Mapping[str, Reported]) -> list[str]:
+    def differing(self, reports: Mapping[str, Reported]) -> list[str]:
         """Return the proxies that report something else than expected."""
-        return [name for name, one in found.items() if one != self._reported[name]]
+        return [name for name, one in reports.items() if one != self._reported[name]]
 
-    def record_reports(self, found: Mapping[str, Reported]) -> None:
+    def record_reports(self, reports: Mapping[str, Reported]) -> None:
         """Record what the proxies report; weights that all of them have are agreed on, under a new number."""
-        changed = bool(self.differing(found))
-        self._reported |= found
+        changed = bool(self.differing(reports))
+        self._reported |= reports
         values = [one.values for one in self._reported.values() if one is not None]
         alike = len(values) == len(self.names) and all(one == values[0] for one in values)
         if changed or (alike and not self._counted):
@@ -103,9 +103,9 @@ class Agreement:
         self.number += 1
         self._count()
 
-    def changed(self, name: str, found: Reported | None) -> None:
+    def changed(self, name: str, reported: Reported | None) -> None:
         """Record a change of one proxy, None for one without an answer; it is not agreed on."""
-        self._reported[name] = found
+        self._reported[name] = reported
 
     def begin_epoch(self, reason: str) -> None:
         """Discard the samples of all numbers until now: the proxies may have had different weights.
@@ -126,9 +126,9 @@ class Agreement:
         return len(numbers) == 1 and None not in numbers
 
     def _count(self) -> None:
-        for name, found in self._reported.items():
-            assert found is not None, "all have reported"
-            self._numbers[name].put(found.version, self.number)
+        for name, reported in self._reported.items():
+            assert reported is not None, "all have reported"
+            self._numbers[name].put(reported.version, self.number)
 
 
 # One put of weights at all proxies of a group or at none: which calls, and what undoes them. Without input and output.
@@ -163,13 +163,13 @@ class GroupPut:
         self._agreement, self._values = agreement, dict(values)
         self._before: dict[str, Reported] = {}
         for name in agreement.names:
-            found = agreement.reported(name)
-            assert found is not None, "proxies are read before a put"
-            self._before[name] = found
+            before = agreement.reported(name)
+            assert before is not None, "proxies are read before a put"
+            self._before[name] = before
 
     def calls(self) -> dict[str, PutCall]:
         """Return the calls of the put, for all proxies at a time."""
-        return {name: PutCall(self._values, found.version) for name, found in self._before.items()}
+        return {name: PutCall(self._values, before.version) for name, before in self._before.items()}
 
     @property
     def complete(self) -> bool:
@@ -196,13 +196,13 @@ class GroupPut:
         self.unknown.add(name)
         self._agreement.changed(name, None)
 
-    def found(self, name: str, found: Reported) -> None:
+    def found(self, name: str, reported: Reported) -> None:
         """Record what a proxy without an answer reports later."""
-        if found.version != self._before[name].version and found.values == self._values:
-            self.applied(name, found.version)
+        if reported.version != self._before[name].version and reported.values == self._values:
+            self.applied(name, reported.version)
         else:
             self.refused(name)
-            self._agreement.changed(name, found)
+            self._agreement.changed(name, reported)
 
     def undo(self) -> dict[str, PutCall]:
         """Return the calls that give back their earlier weights to the proxies that took the new ones."""
@@ -268,12 +268,12 @@ class MergedSamples:
         """Return boot id and last number of a proxy."""
         return self._cursors[name]
 
-    def merge_new(self, found: Mapping[str, MemberSamples]) -> SampleBatchResult:
+    def merge_new(self, samples_by_proxy: Mapping[str, MemberSamples]) -> SampleBatchResult:
         """Return the new samples of all proxies, in the order in which they ended.
 
         Raises `ProxyRefused` if two addresses are one proxy: each of its samples would count twice.
         """
-        boots = {name: self._boot(name, one) for name, one in found.items()}
+        boots = {name: self._boot(name, one) for name, one in samples_by_proxy.items()}
         self._refuse_one_proxy_twice(boots)
         for name, boot in boots.items():
             if self._cursors[name][0] not in (None, boot):
@@ -281,7 +281,7 @@ class MergedSamples:
                 self._agreement.begin_epoch(f"{name} has restarted")
         samples: list[TunerSample] = []
         lost, unreadable = 0, list[str]()
-        for name, one in found.items():
+        for name, one in samples_by_proxy.items():
             for result in one.results:
                 lost += result.lost
                 unreadable += [f"{name}: {message}" for message in result.unreadable]
@@ -370,11 +370,11 @@ class ProxyGroup:
 
     async def routing(self) -> ProxyWeights:
         """Return the weights of the group; who changed them only if they have changed."""
-        found = await self._all(lambda client: client.routing())
-        if self.agreement.differing(_reports(found)):
+        answers = await self._all(lambda client: client.routing())
+        if self.agreement.differing(_reports(answers)):
             return await self.weights()
-        self.agreement.record_reports(_reports(found))
-        self._records = {name: _with_author(one, self._records[name]) for name, one in found.items()}
+        self.agreement.record_reports(_reports(answers))
+        self._records = {name: _with_author(one, self._records[name]) for name, one in answers.items()}
         return self._as_one()
 
     async def weights(self) -> ProxyWeights:
@@ -396,7 +396,7 @@ class ProxyGroup:
     def require_one_set(self, given: Mapping[str, float]) -> None:
         """Raise `WeightsError` if the proxies differ in weights that a new campaign would start from."""
         for name, value in self._records[next(iter(self._records))].values.items():
-            values = {url: found.values.get(name) for url, found in self._records.items()}
+            values = {url: record.values.get(name) for url, record in self._records.items()}
             if name not in given and any(one != value for one in values.values()):
                 shown = ", ".join(f"{one} at {url}" for url, one in values.items())
                 raise WeightsError(f"{name} is {shown}; expected one value: put it at all, or set initial_weights")
@@ -430,8 +430,8 @@ class ProxyGroup:
 
         calls = put.calls()
         done, failed = await self._each(calls, lambda client: call(client, calls[client.url], reason))
-        for name, found in done.items():
-            put.applied(name, found.version)
+        for name, answer in done.items():
+            put.applied(name, answer.version)
         for name, failure in failed.items():
             put.unanswered(name) if isinstance(failure, ProxyUnreachable) else put.refused(name)
         if put.complete:
@@ -444,8 +444,8 @@ class ProxyGroup:
             undo = put.undo()
             why = f"undone, because not all proxies took it: {reason}"
             undone, _ = await self._each(undo, lambda client: call(client, undo[client.url], why))
-            for name, found in undone.items():
-                put.undone(name, found.version)
+            for name, answer in undone.items():
+                put.undone(name, answer.version)
         raise _one_of(failed)
 
     async def roll_back(
@@ -462,13 +462,13 @@ class ProxyGroup:
         The version of each proxy is compared, not the group's. Weights of another client stay.
         """
         del expected_version
-        found, failed = await self._each(self._clients, lambda client: client.weights())
-        for name in self.agreement.differing(_reports(found)):
-            if self.is_foreign(found[name]):
+        answers, failed = await self._each(self._clients, lambda client: client.weights())
+        for name in self.agreement.differing(_reports(answers)):
+            if self.is_foreign(answers[name]):
                 failed[name] = ProxyRefused(f"{name}: another client has set the weights", status=CONFLICT)
-        behind = {name: one for name, one in found.items() if name not in failed and one.values != values}
+        behind = {name: one for name, one in answers.items() if name not in failed and one.values != values}
         if not failed and not behind:
-            behind = found  # a new version for all, so that samples of before do not count
+            behind = answers  # a new version for all, so that samples of before do not count
 
         async def call(client: ProxyClient) -> ProxyWeights:
             return await client.put_weights(
@@ -482,8 +482,8 @@ class ProxyGroup:
         done, refused = await self._each(behind, call)
         failed |= refused
         if not failed:
-            self.agreement.agreed(values, {name: one.version for name, one in (found | done).items()})
-            return self._settled(found | done)
+            self.agreement.agreed(values, {name: one.version for name, one in (answers | done).items()})
+            return self._settled(answers | done)
         self.agreement.begin_epoch("weights were rolled back at some proxies only")
         for name, one in _reports(done).items():
             self.agreement.changed(name, one)
@@ -531,9 +531,9 @@ class ProxyGroup:
                 return name, self._records[name]
         return None
 
-    def _settled(self, found: Mapping[str, ProxyWeights]) -> ProxyWeights:
+    def _settled(self, answers: Mapping[str, ProxyWeights]) -> ProxyWeights:
         """Return the agreed weights after a change of all proxies."""
-        self._records = dict(found)
+        self._records = dict(answers)
         self._unsettled.clear()
         return self._as_one()
 
@@ -546,8 +546,8 @@ class ProxyGroup:
 
     async def _find_unanswered(self, put: GroupPut) -> None:
         """Read the proxies without an answer to a put: it may have been executed."""
-        found, _ = await self._each(set(put.unknown), lambda client: client.routing())
-        for name, one in _reports(found).items():
+        answers, _ = await self._each(set(put.unknown), lambda client: client.routing())
+        for name, one in _reports(answers).items():
             put.found(name, one)
 
     async def _all(self, call: Callable[[ProxyClient], Awaitable[Answer]]) -> dict[str, Answer]:
@@ -580,13 +580,13 @@ class ProxyGroup:
         return {name: done[name] for name in called if name in done}, failed
 
 
-def _reports(found: Mapping[str, ProxyWeights]) -> dict[str, Reported]:
-    return {name: Reported(one.version, dict(one.values)) for name, one in found.items()}
+def _reports(answers: Mapping[str, ProxyWeights]) -> dict[str, Reported]:
+    return {name: Reported(one.version, dict(one.values)) for name, one in answers.items()}
 
 
-def _with_author(found: ProxyWeights, before: ProxyWeights) -> ProxyWeights:
+def _with_author(answer: ProxyWeights, before: ProxyWeights) -> ProxyWeights:
     """Return a short answer with the author of the same weights in a full one."""
-    return ProxyWeights(found.policy, found.version, found.values, found.frozen, before.source, before.by)
+    return ProxyWeights(answer.policy, answer.version, answer.values, answer.frozen, before.source, before.by)
 
 
 def _one_of(failed: Mapping[str, Failure]) -> Failure:

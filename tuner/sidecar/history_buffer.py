@@ -76,10 +76,10 @@ class HistoryBuffer:
         """Rows that are not in the database yet."""
         return len(self._rows)
 
-    def add(self, row: Generation | EventRow) -> None:
+    def add(self, record: Generation | EventRow) -> None:
         if self._history is None:
             return
-        self._rows.append(row)
+        self._rows.append(record)
         if len(self._rows) > MAX_WAITING:
             lost = self._rows.popleft()
             self._complain(f"the history cannot be written and its buffer is full; this row is lost: {as_line(lost)}")
@@ -116,7 +116,7 @@ class HistoryBuffer:
 
     def unsaved(self) -> list[str]:
         """Return rows that were never written, as JSON."""
-        return [as_line(row) for row in self._rows]
+        return [as_line(record) for record in self._rows]
 
     def _write(self, now: float) -> None:
         assert self._history is not None, "nothing is added without one"
@@ -124,8 +124,8 @@ class HistoryBuffer:
             self._find_again(self._history)
         self._history.write(
             self.campaign,
-            generations=[row for row in self._rows if isinstance(row, Generation)],
-            events=[row for row in self._rows if isinstance(row, EventRow)],
+            generations=[record for record in self._rows if isinstance(record, Generation)],
+            events=[record for record in self._rows if isinstance(record, EventRow)],
             state=self._state,
             outcome=self._outcome,
             now_s=now,
@@ -135,17 +135,17 @@ class HistoryBuffer:
     def _find_again(self, history: History) -> None:
         """Migrate the database, and add this campaign if it is missing there."""
         history.bring_up_to_date()
-        found = history.campaign(self.campaign)
-        if not self._is_mine(found):
+        campaign = history.campaign(self.campaign)
+        if not self._is_mine(campaign):
             begun = self._beginning
             self.campaign = history.begin_campaign(
                 now_s=begun.started_s, target=begun.target, policy=begun.policy, options=begun.options
             )
             self._complain(f"the database is another one: this is campaign {self.campaign} there")
 
-    def _is_mine(self, found: CampaignRow | None) -> bool:
+    def _is_mine(self, campaign: CampaignRow | None) -> bool:
         begun = self._beginning
-        return found is not None and (found.started_s, found.target) == (begun.started_s, begun.target)
+        return campaign is not None and (campaign.started_s, campaign.target) == (begun.started_s, begun.target)
 
     def _failed(self, message: str, now: float) -> None:
         if message != self.error:
@@ -155,6 +155,6 @@ class HistoryBuffer:
         self._not_before_s = now + backoff_s(self._failures, first_s=FIRST_RETRY_S, longest_s=MAX_RETRY_S)
 
 
-def as_line(row: Generation | EventRow) -> str:
+def as_line(record: Generation | EventRow) -> str:
     """Return a row as a line of JSON."""
-    return json.dumps(asdict(row) | {"weights": None if row.weights is None else dict(row.weights)})
+    return json.dumps(asdict(record) | {"weights": None if record.weights is None else dict(record.weights)})

@@ -67,8 +67,8 @@ class CampaignObserver:
     def log_event(self, kind: EventKind, reason: str, weights: Mapping[str, float] | None = None) -> None:
         """Print an event, and add it to the history."""
         self.say(f"{kind}: {reason}")
-        row = EventRow(at_s=self._now(), kind=kind, weights=None if weights is None else dict(weights), reason=reason)
-        self._journal.add(row)
+        event = EventRow(at_s=self._now(), kind=kind, weights=None if weights is None else dict(weights), reason=reason)
+        self._journal.add(event)
 
     def restarted(self, reason: str = "") -> None:
         """Report a restart of the proxy, or why the samples of a group do not count any more; empty the window."""
@@ -94,11 +94,11 @@ class CampaignObserver:
         self._window.clear()
         self._routed = 0
 
-    def decided(self, row: Generation) -> None:
+    def decided(self, generation: Generation) -> None:
         """Report a finished generation, with the weights that are not tuned, for `gorgo freeze`."""
-        self._metrics.generation(row)
-        self.say(verdict(row))
-        self._journal.add(replace(row, weights={**self._campaign.start, **row.weights}))
+        self._metrics.generation(generation)
+        self.say(verdict(generation))
+        self._journal.add(replace(generation, weights={**self._campaign.start, **generation.weights}))
 
     def rolled_back(self, reason: str, weights: Mapping[str, float]) -> None:
         self._metrics.count("gorgo_tuner_rollbacks_total")
@@ -205,8 +205,8 @@ class WeightsCalls:
 
     async def read(self) -> ProxyWeights:
         """Return the weights in force, with their author if they are not the expected ones."""
-        found = await self.routing()
-        return found if found.version == self._orders.version else await self.client.weights()
+        in_force = await self.routing()
+        return in_force if in_force.version == self._orders.version else await self.client.weights()
 
     async def execute(self, order: PutWeights | RollBack | Freeze) -> ProxyWeights:
         """Execute a command; weights that may be in force whatever the answer is are recorded before."""
@@ -326,8 +326,8 @@ class Sidecar:
         put_back = await self._put_back()
         await self._save()
         written = await asyncio.to_thread(self._journal.flush, now=self._now(), at_once=True)
-        for row in self._journal.unsaved():
-            self._observer.complain(f"not in the history: {row}")
+        for line in self._journal.unsaved():
+            self._observer.complain(f"not in the history: {line}")
         return put_back and written
 
     # -- input
@@ -344,37 +344,39 @@ class Sidecar:
         """Read the weights in force, and compare them with the expected ones."""
         await self._compare(await self._calls.read())
 
-    async def _compare(self, found: ProxyWeights) -> None:
-        pause = self._why_not(found)
+    async def _compare(self, in_force: ProxyWeights) -> None:
+        pause = self._why_not(in_force)
         if pause is not None:
-            await self._pause(pause, found)
+            await self._pause(pause, in_force)
             return
         if self._paused is not None:
             self._paused = None
             self._observer.log_event("unfreeze", "the weights may be changed again")
             await self._take(self.campaign.on_unfrozen(now=self._now()))
-        owner = "foreign" if self._pinned_by_others else self._orders.owner_of(found)
+        owner = "foreign" if self._pinned_by_others else self._orders.owner_of(in_force)
         self._pinned_by_others = False
         if owner == "foreign":
-            by = found.by or found.source or "another client"
-            self._observer.log_event("foreign", f"weights set by {by}: the campaign continues from them", found.values)
-            self._orders.see(found)
-            await self._take(self.campaign.on_foreign_weights(found.values, now=self._now()))
+            by = in_force.by or in_force.source or "another client"
+            self._observer.log_event(
+                "foreign", f"weights set by {by}: the campaign continues from them", in_force.values
+            )
+            self._orders.see(in_force)
+            await self._take(self.campaign.on_foreign_weights(in_force.values, now=self._now()))
             self._ignored_version = self.campaign.phase == "stopped"  # outside the box: they stay
         elif owner != "known" or self._orders.in_force is None:
-            self._orders.see(found)
+            self._orders.see(in_force)
 
-    def _why_not(self, found: ProxyWeights) -> str | None:
-        if found.policy != self._policy:
-            return f"the proxy routes by {found.policy}, not by {self._policy}"
-        return None if found.frozen is None else f"frozen: {found.frozen}"
+    def _why_not(self, in_force: ProxyWeights) -> str | None:
+        if in_force.policy != self._policy:
+            return f"the proxy routes by {in_force.policy}, not by {self._policy}"
+        return None if in_force.frozen is None else f"frozen: {in_force.frozen}"
 
-    async def _pause(self, reason: str, found: ProxyWeights) -> None:
+    async def _pause(self, reason: str, in_force: ProxyWeights) -> None:
         self._orders.drop_puts()
         if self._paused is None:
             # Stored here: a restarted proxy forgets it.
-            self._pinned_by_others = found.policy == self._policy and self._orders.owner_of(found) == "foreign"
-            self._observer.log_event("freeze", f"{reason}; nothing is put until that ends", found.values)
+            self._pinned_by_others = in_force.policy == self._policy and self._orders.owner_of(in_force) == "foreign"
+            self._observer.log_event("freeze", f"{reason}; nothing is put until that ends", in_force.values)
         self._paused = reason
         await self._take(self.campaign.on_frozen(now=self._now()))
 
@@ -409,22 +411,22 @@ class Sidecar:
             await self._would(order)
         else:
             try:
-                found = await self._calls.execute(order)
+                answer = await self._calls.execute(order)
             except ProxyRefused as refusal:
                 if refusal.status != CONFLICT:
                     raise
                 return await self._refused(order, refusal)
             self._orders.done(order)
-            await self._applied(order, found)
+            await self._applied(order, answer)
         return True
 
-    async def _applied(self, order: Command, found: ProxyWeights) -> None:
-        self._orders.see(found)
+    async def _applied(self, order: Command, in_force: ProxyWeights) -> None:
+        self._orders.see(in_force)
         if isinstance(order, Freeze):
             self._observer.log_event("freeze", f"pinned: {order.reason}", order.values)
         elif isinstance(order, PutWeights | RollBack):
             self._observer.applied()
-            await self._take(self.campaign.on_weights_applied(found.version, ticket=order.ticket, now=self._now()))
+            await self._take(self.campaign.on_weights_applied(in_force.version, ticket=order.ticket, now=self._now()))
 
     async def _refused(self, order: Command, refusal: ProxyRefused) -> bool:
         await self._read_weights()
@@ -436,10 +438,10 @@ class Sidecar:
     async def _would(self, order: PutWeights | RollBack | Freeze) -> None:
         """Report what would be put; weights already in force count as put."""
         self._orders.done(order)
-        found = await self._calls.routing()
-        same = isinstance(order, PutWeights | RollBack) and dict(order.values) == dict(found.values)
+        in_force = await self._calls.routing()
+        same = isinstance(order, PutWeights | RollBack) and dict(order.values) == dict(in_force.values)
         if same and self.campaign.phase != "comparing":
-            await self._applied(order, found)
+            await self._applied(order, in_force)
             return
         if self.campaign.phase == "comparing" and self.campaign.audited:
             wanted = {**self.campaign.start, **self.campaign.optimizer.ask()}
@@ -456,10 +458,10 @@ class Sidecar:
 
     async def _put_back(self) -> bool:
         """Put the incumbent at the end of the process: a candidate must not stay in force without a tuner."""
-        found = self._orders.in_force
-        if self._dry or self._paused is not None or found is None:
+        in_force = self._orders.in_force
+        if self._dry or self._paused is not None or in_force is None:
             return True
-        wanted = dict(found) if self._ignored_version else {**self.campaign.start, **self.campaign.incumbent}
+        wanted = dict(in_force) if self._ignored_version else {**self.campaign.start, **self.campaign.incumbent}
         if self._are_in_force(wanted):
             return True
         try:

@@ -113,13 +113,13 @@ def _samples(samples: int, needed: int) -> str:
     return f"{samples} of {needed} samples" if samples <= needed else f"{samples} samples ({needed} needed)"
 
 
-def verdict(row: Generation) -> str:
+def verdict(generation: Generation) -> str:
     """Return a finished generation as one line."""
-    took = "accepted" if row.accepted else "rejected"
-    measured = "" if row.objective_ms is None else f", p95 TTFT {row.objective_ms:.0f} ms"
-    if row.number and row.objective_ms is not None and row.incumbent_objective_ms is not None:
-        measured += f" against {row.incumbent_objective_ms:.0f} ms"
-    return f"generation {row.number} {took}: {shown(row.weights)}{measured}: {row.reason}"
+    took = "accepted" if generation.accepted else "rejected"
+    measured = "" if generation.objective_ms is None else f", p95 TTFT {generation.objective_ms:.0f} ms"
+    if generation.number and generation.objective_ms is not None and generation.incumbent_objective_ms is not None:
+        measured += f" against {generation.incumbent_objective_ms:.0f} ms"
+    return f"generation {generation.number} {took}: {shown(generation.weights)}{measured}: {generation.reason}"
 
 
 def shown(weights: Mapping[str, float]) -> str:

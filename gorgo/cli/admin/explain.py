@@ -90,25 +90,25 @@ def _recent(shown: Row, *, filtered: bool) -> Iterator[str]:
     ]
     rows: list[list[Cell]] = [
         [
-            _plain(row["request_id"]) + ("" if row["attempt"] == 1 else f" #{row['attempt']}"),
-            formatting.clock(row["decided_s"]),
-            _known(row["client"]),
-            _known(row["model"]),
-            _plain(row["replica"]),
-            _plain(row["policy"]),
-            row["fallback"],
-            _plain(row["cache_source"]),
-            row["predicted_ttft_ms"],
-            row["ttft_ms"],
-            _outcome(row),
+            _plain(decision["request_id"]) + ("" if decision["attempt"] == 1 else f" #{decision['attempt']}"),
+            formatting.clock(decision["decided_s"]),
+            _known(decision["client"]),
+            _known(decision["model"]),
+            _plain(decision["replica"]),
+            _plain(decision["policy"]),
+            decision["fallback"],
+            _plain(decision["cache_source"]),
+            decision["predicted_ttft_ms"],
+            decision["ttft_ms"],
+            _outcome(decision),
         ]
-        for row in shown["decisions"]
+        for decision in shown["decisions"]
     ]
     yield table(header, rows)
 
 
-def _outcome(row: Row) -> str:
-    return str(row["status"]) if row["status"] is not None else "retried" if row["followed"] else "open"
+def _outcome(decision: Row) -> str:
+    return str(decision["status"]) if decision["status"] is not None else "retried" if decision["followed"] else "open"
 
 
 def _decisions(shown: Row) -> Iterator[str]:
@@ -126,19 +126,21 @@ def _decision(decision: Row) -> Iterator[str]:
     yield f"client {_known(decision['client'])}, model {_known(decision['model'])}"
     values = "".join(f" {_plain(name)}={value:g}" for name, value in decision["weights"].items())
     yield f"weights version {decision['weights_version']}:{values or ' none'}"
-    terms = list(dict.fromkeys(term for row in decision["candidates"] for term in row["terms"]))
-    estimates = list(dict.fromkeys(name for row in decision["candidates"] for name in row.get("estimates_ms", {})))
+    terms = list(dict.fromkeys(term for candidate in decision["candidates"] for term in candidate["terms"]))
+    estimates = list(
+        dict.fromkeys(name for candidate in decision["candidates"] for name in candidate.get("estimates_ms", {}))
+    )
     header = ["", "candidate", *map(_plain, terms), f"cost, {unit}" if unit else "cost"]
     header += [f"{_ESTIMATES.get(name, _plain(name))}, ms" for name in estimates]
     rows: list[list[Cell]] = [
         [
-            "*" if row["replica"] == decision["replica"] else "",
-            _plain(row["replica"]),
-            *(row["terms"].get(term) for term in terms),
-            row["cost"],
-            *(row.get("estimates_ms", {}).get(name) for name in estimates),
+            "*" if candidate["replica"] == decision["replica"] else "",
+            _plain(candidate["replica"]),
+            *(candidate["terms"].get(term) for term in terms),
+            candidate["cost"],
+            *(candidate.get("estimates_ms", {}).get(name) for name in estimates),
         ]
-        for row in by_cost(decision)
+        for candidate in by_cost(decision)
     ]
     yield table(header, rows)
     if decision["sampled_from"] is not None:
@@ -159,15 +161,15 @@ def _decision(decision: Row) -> Iterator[str]:
 def _reason(decision: Row, policy: str) -> str:
     if decision["fallback"] is not None:
         return f"by the fallback {decision['fallback']} of {policy}"
-    costs = any(row["cost"] is not None for row in decision["candidates"])
+    costs = any(candidate["cost"] is not None for candidate in decision["candidates"])
     return f"the lowest cost of {policy}" if costs else f"by {policy}, which has no cost"
 
 
 def by_cost(decision: Row) -> list[Row]:
     """Return the candidates: the chosen one, then by cost, unknown last."""
 
-    def key(row: Row) -> tuple[bool, bool, float]:
-        return row["replica"] != decision["replica"], row["cost"] is None, row["cost"] or 0.0
+    def key(candidate: Row) -> tuple[bool, bool, float]:
+        return candidate["replica"] != decision["replica"], candidate["cost"] is None, candidate["cost"] or 0.0
 
     return sorted(decision["candidates"], key=key)
 

@@ -136,12 +136,12 @@ def reload(url: options.AdminUrl = options.ADMIN_URL, as_json: options.Json = Fa
         count, changes = int(answer["replicas"]), answer["changes"]
         unchanged = "" if changes else ", nothing changed"
         typer.echo(f"applied: {'1 replica' if count == 1 else f'{count} replicas'}{unchanged}")
-        for kind, found in changes.items():
-            typer.echo(f"{kind}: {_text(found)}")
+        for kind, change in changes.items():
+            typer.echo(f"{kind}: {_text(change)}")
 
 
-def _text(found: object) -> str:
-    return ", ".join(map(str, found)) if isinstance(found, list) else json.dumps(found)
+def _text(change: object) -> str:
+    return ", ".join(map(str, change)) if isinstance(change, list) else json.dumps(change)
 
 
 _ALONE = "--campaign: expected --weights best or a generation's number beside it"

@@ -133,8 +133,8 @@ def _polls(url: str, token: str | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _console() -> Console:
-    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return Console(width=None if known else PIPE_WIDTH, highlight=False)
+    sized = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if sized else PIPE_WIDTH, highlight=False)
 
 
 # The tables.
@@ -232,46 +232,49 @@ def _finished(recent: Row) -> str:
 # -- the fleet
 
 
-def _kv(row: Row) -> str:
-    used, size = row["used_tokens"], row["kv_capacity_tokens"]
+def _kv(replica: Row) -> str:
+    used, size = replica["used_tokens"], replica["kv_capacity_tokens"]
     return formatting.share(None if used is None or not size else used / size)
 
 
 FLEET: tuple[Column, ...] = (
-    ("rtt ms", lambda row: formatting.ms(row["rtt_ms"]), 4),
-    ("age", lambda row: formatting.age(row["probe_age_s"]), 0),
-    ("open", lambda row: formatting.count(row["in_flight_requests"]), 2),
-    ("tokens", lambda row: formatting.count(row["in_flight_tokens"]), 0),
-    ("to prefill", lambda row: formatting.count(row["queued_prefill_tokens"]), 8),
-    ("work ms", lambda row: formatting.ms(row["backlog_s"] * 1e3) if row["backlog_s"] else "0", 6),
-    ("running", lambda row: formatting.count(row["running_requests"]), 0),
-    ("queued", lambda row: formatting.count(row["queued_requests"]), 5),
+    ("rtt ms", lambda replica: formatting.ms(replica["rtt_ms"]), 4),
+    ("age", lambda replica: formatting.age(replica["probe_age_s"]), 0),
+    ("open", lambda replica: formatting.count(replica["in_flight_requests"]), 2),
+    ("tokens", lambda replica: formatting.count(replica["in_flight_tokens"]), 0),
+    ("to prefill", lambda replica: formatting.count(replica["queued_prefill_tokens"]), 8),
+    ("work ms", lambda replica: formatting.ms(replica["backlog_s"] * 1e3) if replica["backlog_s"] else "0", 6),
+    ("running", lambda replica: formatting.count(replica["running_requests"]), 0),
+    ("queued", lambda replica: formatting.count(replica["queued_requests"]), 5),
     ("kv", _kv, 0),
-    ("age", lambda row: formatting.age(row["scrape_age_s"]), 0),
-    ("cached", lambda row: formatting.count(row["index_tokens"]), 0),
-    ("prefill/s", lambda row: formatting.count(row["prefill_tokens_per_s"]), 0),
-    ("tpot ms", lambda row: formatting.ms(row["tpot_ms"]), 0),
-    ("n", lambda row: formatting.count(row["recent_stats"]["n"]), 7),
-    ("p50 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p50"]), 0),
-    ("p95 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p95"]), 3),
-    ("hit", lambda row: formatting.share(row["recent_stats"]["cached_share"]), 0),
-    ("failed", lambda row: formatting.count(row["recent_stats"]["failed"]), 1),
+    ("age", lambda replica: formatting.age(replica["scrape_age_s"]), 0),
+    ("cached", lambda replica: formatting.count(replica["index_tokens"]), 0),
+    ("prefill/s", lambda replica: formatting.count(replica["prefill_tokens_per_s"]), 0),
+    ("tpot ms", lambda replica: formatting.ms(replica["tpot_ms"]), 0),
+    ("n", lambda replica: formatting.count(replica["recent_stats"]["n"]), 7),
+    ("p50 ms", lambda replica: formatting.ms(replica["recent_stats"]["ttft_ms_p50"]), 0),
+    ("p95 ms", lambda replica: formatting.ms(replica["recent_stats"]["ttft_ms_p95"]), 3),
+    ("hit", lambda replica: formatting.share(replica["recent_stats"]["cached_share"]), 0),
+    ("failed", lambda replica: formatting.count(replica["recent_stats"]["failed"]), 1),
 )
 
 
 def _fleet(status: Row, *, width: int) -> Table:
-    named = [("region", _regions(status["replicas"])), ("replica", [plain(row["name"]) for row in status["replicas"]])]
-    named.append(("state", [_state(row) for row in status["replicas"]]))
+    named = [
+        ("region", _regions(status["replicas"])),
+        ("replica", [plain(replica["name"]) for replica in status["replicas"]]),
+    ]
+    named.append(("state", [_state(replica) for replica in status["replicas"]]))
     if width < WIDE and sum(_width(name, cells) for name, cells in named) > width + 1:
         del named[0]
-    measures = [(name, [Text(show(row)) for row in status["replicas"]]) for name, show, _ in FLEET]
+    measures = [(name, [Text(show(replica)) for replica in status["replicas"]]) for name, show, _ in FLEET]
     ranks = [rank if rank or width >= WIDE else None for _, _, rank in FLEET]
     left = width + 1 - sum(_width(name, cells) for name, cells in named)  # no divider behind the last
     shown = _fitting([_width(name, cells) for name, cells in measures], ranks, left)
     table = _table(*(name for name, _ in named))
-    for place in shown:
-        table.add_column(measures[place][0], justify="right", no_wrap=True)
-    columns = [*named, *(measures[place] for place in shown)]
+    for index in shown:
+        table.add_column(measures[index][0], justify="right", no_wrap=True)
+    columns = [*named, *(measures[index] for index in shown)]
     for cells in zip(*(cells for _, cells in columns), strict=True):
         table.add_row(*cells)
     return table
@@ -279,8 +282,11 @@ def _fleet(status: Row, *, width: int) -> Table:
 
 def _regions(rows: Sequence[Row]) -> list[Text]:
     """Return the region of each row, named where it begins."""
-    before = [None, *(row["region"] for row in rows)]
-    return [plain("" if row["region"] == last else row["region"]) for row, last in zip(rows, before, strict=False)]
+    before = [None, *(replica["region"] for replica in rows)]
+    return [
+        plain("" if replica["region"] == last else replica["region"])
+        for replica, last in zip(rows, before, strict=False)
+    ]
 
 
 def _width(name: str, cells: Sequence[Text]) -> int:
@@ -291,19 +297,20 @@ def _width(name: str, cells: Sequence[Text]) -> int:
 def _fitting(widths: Sequence[int], ranks: Sequence[int | None], left: int) -> list[int]:
     """Return the places of the columns that fit into `left` characters, those of lower ranks first; `None` is none."""
     shown: list[int] = []
-    for _, place in sorted((rank, place) for place, rank in enumerate(ranks) if rank is not None):
-        if widths[place] <= left:
-            left -= widths[place]
-            shown.append(place)
+    for _, index in sorted((rank, index) for index, rank in enumerate(ranks) if rank is not None):
+        if widths[index] <= left:
+            left -= widths[index]
+            shown.append(index)
     return sorted(shown)
 
 
 def _engines(status: Row) -> Iterator[Text]:
     """Yield a line per kind of engine, accelerator and list of models, for replicas that have all in common."""
     alike: dict[tuple[str, str | None, tuple[str, ...]], list[str]] = {}
-    for row in status["replicas"]:
-        key = formatting.engine(row["engine"]), row.get("accelerator"), tuple(row["models"])  # an older proxy has none
-        alike.setdefault(key, []).append(row["name"])
+    for replica in status["replicas"]:
+        accelerator = replica.get("accelerator")  # an older proxy has none
+        key = formatting.engine(replica["engine"]), accelerator, tuple(replica["models"])
+        alike.setdefault(key, []).append(replica["name"])
     for (engine, accelerator, models), names in list(alike.items())[:ENGINES_SHOWN]:
         listed = f"models {first_names(models, NAMES_SHOWN)}" if models else "any model"
         yield plain(f"{first_names(names, NAMES_SHOWN)}: {', '.join(filter(None, (engine, accelerator, listed)))}")
@@ -311,24 +318,24 @@ def _engines(status: Row) -> Iterator[Text]:
 
 def _caches(status: Row) -> Iterator[Text]:
     """Yield a line per replica whose cache is known by reports, or whose feed has a fault."""
-    known = [row for row in status["replicas"] if formatting.reports_cache(row.get("cache"))]
-    for row in known[:CACHES_SHOWN]:
-        yield plain(f"{row['name']}: cache by {formatting.cache_line(row['cache'])}")
-    if len(known) > CACHES_SHOWN:
-        yield Text(f"caches of {len(known) - CACHES_SHOWN} more replicas: GET /admin/fleet")
+    reporting = [replica for replica in status["replicas"] if formatting.reports_cache(replica.get("cache"))]
+    for replica in reporting[:CACHES_SHOWN]:
+        yield plain(f"{replica['name']}: cache by {formatting.cache_line(replica['cache'])}")
+    if len(reporting) > CACHES_SHOWN:
+        yield Text(f"caches of {len(reporting) - CACHES_SHOWN} more replicas: GET /admin/fleet")
 
 
 def _scaling(status: Row) -> Iterator[Text]:
     """Yield a line per region and model with a wanted number of replicas."""
-    for row in status.get("scaling", ()):  # an older proxy has none
-        yield plain(formatting.wanted_line(row))
+    for demand in status.get("scaling", ()):  # an older proxy has none
+        yield plain(formatting.wanted_line(demand))
 
 
 def _sources(status: Row) -> Iterator[Text]:
     """Yield a line per fleet source, and one per object without a replica."""
-    for row in status.get("fleet_sources", ()):  # an older proxy has none
-        yield plain(formatting.source_line(row))
-        for problem in row["problems"][:NAMES_SHOWN]:
+    for source in status.get("fleet_sources", ()):  # an older proxy has none
+        yield plain(formatting.source_line(source))
+        for problem in source["problems"][:NAMES_SHOWN]:
             yield plain(f"  no replica of {problem}")
 
 
@@ -337,8 +344,8 @@ def _peers(status: Row) -> Iterator[Text]:
     store = status.get("peer_store")  # an older proxy has none
     if store is not None:
         yield plain(formatting.store_line(store))
-        for row in store["peers"][:NAMES_SHOWN]:
-            yield plain(f"  {formatting.peer_line(row)}")
+        for peer in store["peers"][:NAMES_SHOWN]:
+            yield plain(f"  {formatting.peer_line(peer)}")
 
 
 def _workers(status: Row) -> Iterator[Text]:
@@ -362,13 +369,13 @@ def _routes(status: Row) -> Iterator[Text]:
         yield Text(formatting.routes_line(routes))
 
 
-def _state(row: Row) -> Text:
+def _state(replica: Row) -> Text:
     """Return the health state, its age, and whether the replica registered by itself; alerts have the reason."""
-    state = Text(row["health_state"], style=_STYLES.get(row["health_state"], "yellow"))
-    since_s = row["in_state_for_s"]
+    state = Text(replica["health_state"], style=_STYLES.get(replica["health_state"], "yellow"))
+    since_s = replica["in_state_for_s"]
     if since_s is not None:
         state.append(f" {formatting.age(since_s)}", style="not bold dim")
-    return state.append(", registered", style="not bold dim") if row["registered"] else state
+    return state.append(", registered", style="not bold dim") if replica["registered"] else state
 
 
 # -- clients
@@ -379,8 +386,10 @@ def _clients(clients: Sequence[Row]) -> Table:
     table = _table("client")
     for name in ("requests/min", "tokens/min", "429/min"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in clients[:CLIENTS_SHOWN]:
-        table.add_row(plain(row["name"]), *(formatting.count(row[name]) for name in ("requests", "tokens", "rejected")))
+    for client in clients[:CLIENTS_SHOWN]:
+        table.add_row(
+            plain(client["name"]), *(formatting.count(client[name]) for name in ("requests", "tokens", "rejected"))
+        )
     return table
 
 
@@ -392,37 +401,39 @@ def _decisions(decisions: Sequence[Row], *, width: int) -> Table:
 
     A narrow terminal has as many terms as fit beside the cost.
     """
-    terms = list(dict.fromkeys(name for one in decisions for row in one["candidates"] for name in row["terms"]))
+    terms = list(
+        dict.fromkeys(name for one in decisions for candidate in one["candidates"] for name in candidate["terms"])
+    )
     wide = width >= WIDE
     of_request = ("cached", "predicted", "observed", "off", "status") if wide else ("predicted", "observed")
     rows: list[list[Text]] = []
     chosen: list[bool] = []
     for decision in decisions:
         outcome = _outcome(decision)
-        for place, row in enumerate(by_cost(decision)[:CANDIDATES_SHOWN]):
-            request = "" if place else _short(decision["request_id"], decision["attempt"])
-            numbers = [formatting.term(row["terms"].get(name)) for name in terms]
-            cells = ["" if place else outcome[column] for column in of_request]
+        for index, candidate in enumerate(by_cost(decision)[:CANDIDATES_SHOWN]):
+            request = "" if index else _short(decision["request_id"], decision["attempt"])
+            numbers = [formatting.term(candidate["terms"].get(name)) for name in terms]
+            cells = ["" if index else outcome[column] for column in of_request]
             line = (
                 request,
-                f"{'  ' if place else '* '}{row['replica']}",
+                f"{'  ' if index else '* '}{candidate['replica']}",
                 *numbers,
-                formatting.term(row["cost"]),
+                formatting.term(candidate["cost"]),
                 *cells,
             )
             rows.append([plain(text) for text in line])
-            chosen.append(not place)
+            chosen.append(not index)
     names = ["request", "candidate", *terms, "cost", *of_request]
-    widths = [_width(name, [line[place] for line in rows]) for place, name in enumerate(names)]
+    widths = [_width(name, [line[index] for line in rows]) for index, name in enumerate(names)]
     # The terms come last: what they add up to is in the cost.
-    ranks = [place if wide or not 2 <= place < 2 + len(terms) else place + len(names) for place in range(len(names))]
+    ranks = [index if wide or not 2 <= index < 2 + len(terms) else index + len(names) for index in range(len(names))]
     shown = list(range(len(names))) if wide else _fitting(widths, ranks, width + 1)
-    table = _table(*(names[place] for place in shown if place < 2))
-    for place in shown:
-        if place >= 2:
-            table.add_column(plain(names[place]), justify="right", no_wrap=True)
+    table = _table(*(names[index] for index in shown if index < 2))
+    for index in shown:
+        if index >= 2:
+            table.add_column(plain(names[index]), justify="right", no_wrap=True)
     for texts, best in zip(rows, chosen, strict=True):
-        table.add_row(*(texts[place] for place in shown), style="bold" if best else None)
+        table.add_row(*(texts[index] for index in shown), style="bold" if best else None)
     return table
 
 
@@ -469,9 +480,9 @@ def _history(status: Row) -> Table:
 
 def _differences(status: Row) -> Iterator[Text]:
     """What was set at run time; edits of regions.yaml that wait are alerts."""
-    for row in status["differences"]:
-        if not row["waits"]:
-            yield plain(row["text"])
+    for difference in status["differences"]:
+        if not difference["waits"]:
+            yield plain(difference["text"])
 
 
 def _in_force(status: Row) -> Text:

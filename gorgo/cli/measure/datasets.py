@@ -43,12 +43,12 @@ STATS = (
 @app.command("list")
 def list_datasets(as_json: options.Json = False) -> None:
     """List shipped, generated and fetchable traces with their licences."""
-    found = list(_listed())
+    listed = list(_listed())
     if as_json:
-        options.print_json(found)
+        options.print_json(listed)
     else:
         header = ["name", "is", "licence", "where"]
-        typer.echo(table(header, [[one["name"], one["kind"], one["licence"], _where(one)] for one in found]))
+        typer.echo(table(header, [[one["name"], one["kind"], one["licence"], _where(one)] for one in listed]))
 
 
 @app.command()
@@ -69,17 +69,17 @@ def describe(
     from gorgo.lab.request_log import skipped_lines
 
     filters = options.trace_filters(max_input=max_input, max_output=max_output, start=start, end=end)
-    found = {
+    stats_by_trace = {
         trace: describe_trace(load_requests(trace, filters, block_tokens=block_tokens or own_block_tokens(trace)))
         for trace in traces
     }
-    for trace, one in found.items():
+    for trace, one in stats_by_trace.items():
         for warning in filter(None, (skipped_lines(Path(trace)), unit_warning(trace, one.requests, one.duration_s))):
             typer.echo(f"gorgo: {warning}", err=True)
     if as_json:
-        options.print_json([{"trace": trace, **_finite(asdict(stats))} for trace, stats in found.items()])
+        options.print_json([{"trace": trace, **_finite(asdict(stats))} for trace, stats in stats_by_trace.items()])
     else:
-        typer.echo(_side_by_side(found))
+        typer.echo(_side_by_side(stats_by_trace))
 
 
 @app.command()
@@ -143,8 +143,8 @@ def fetch(
     wanted = remote_dataset(name)
     with termination_as_interrupt(), _progress(wanted.file) as on_progress:
         fetched = fetch_dataset(wanted, out, url=url, on_progress=on_progress)
-    known = "verified" if fetched.checked else "not verified: none is published"
-    typer.echo(f"{wanted.name}: {wanted.licence}; sha256 {fetched.sha256} ({known})", err=True)
+    checked = "verified" if fetched.checked else "not verified: none is published"
+    typer.echo(f"{wanted.name}: {wanted.licence}; sha256 {fetched.sha256} ({checked})", err=True)
     if not fetched.fresh:
         typer.echo("the file existed already", err=True)
     typer.echo(str(fetched.path))
@@ -179,8 +179,8 @@ def _where(one: dict[str, str | None]) -> str | None:
     return one["path"] or one["shape"] or one["url"]
 
 
-def _side_by_side(found: dict[str, TraceStats]) -> str:
-    columns = [[_name(trace), *_shown(stats)] for trace, stats in found.items()]
+def _side_by_side(stats_by_trace: dict[str, TraceStats]) -> str:
+    columns = [[_name(trace), *_shown(stats)] for trace, stats in stats_by_trace.items()]
     widths = [max(len(cell) for cell in column) for column in columns]
     padded = [[cell.rjust(width) for cell in column] for column, width in zip(columns, widths, strict=True)]
     rows = [list(cells) for cells in zip(["", *(title for title, _, _ in STATS)], *padded, strict=True)]

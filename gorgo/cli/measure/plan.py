@@ -77,17 +77,17 @@ def plan(
         n_jobs=-1 if jobs is None else jobs,
     )
     with shown_progress("plan: fleets simulated") as advance:
-        found = make_plan(wanted, advance=advance)
+        result = make_plan(wanted, advance=advance)
     if out is not None:
-        for path in write_plan(out, found, wanted.settings):
+        for path in write_plan(out, result, wanted.settings):
             typer.echo(f"gorgo: wrote {path}", err=True)
-        _plot(out / "plan.svg", found)
+        _plot(out / "plan.svg", result)
     if as_json:
-        options.print_json(found.as_json())
+        options.print_json(result.as_json())
     else:
-        for line in _lines(found):
+        for line in _lines(result):
             typer.echo(line)
-    if found.chosen is None:
+    if result.chosen is None:
         raise typer.Exit(1)
 
 
@@ -104,31 +104,31 @@ def _shifted(settings: PlanSettings, shifts: Sequence[str]) -> PlanSettings:
             raise typer.BadParameter(f"--shift {text}: expected REGION=HOURS, as ap-seoul=8") from None
         if not isfinite(wanted[region]):
             raise typer.BadParameter(f"--shift {text}: expected a finite number of hours")
-    known = [one.region for one in settings.clients]
+    regions = [one.region for one in settings.clients]
     for region in wanted:
-        if region not in known:
-            raise typer.BadParameter(f"--shift {region}: no such clients; there are: {', '.join(known) or 'none'}")
+        if region not in regions:
+            raise typer.BadParameter(f"--shift {region}: no such clients; there are: {', '.join(regions) or 'none'}")
     moved = [replace(one, shift_h=wanted.get(one.region, one.shift_h)) for one in settings.clients]
     return replace(settings, clients=tuple(moved))
 
 
-def _plot(path: Path, found: Plan) -> None:
+def _plot(path: Path, result: Plan) -> None:
     """Write the plot, or say what it lacks: the tables need no extra."""
     from gorgo.errors import MissingExtra
     from gorgo.lab.plan.plan import write_plan_plot
 
     try:
-        write_plan_plot(path, found)
+        write_plan_plot(path, result)
     except MissingExtra as error:
         typer.echo(f"gorgo: {error}", err=True)
     else:
         typer.echo(f"gorgo: wrote {path}", err=True)
 
 
-def _lines(found: Plan) -> Iterator[str]:
+def _lines(result: Plan) -> Iterator[str]:
     from gorgo.lab.plan.plan import HEADROOM_MAX, fleet_text
 
-    demand, chosen, simulated = found.demand, found.chosen, found.found
+    demand, chosen, simulated = result.demand, result.chosen, result.found
     regions = [group.region for group in demand.groups]
     yield (
         f"{counted(len(demand.feed), 'request')} of the clients of {counted(len(regions), 'region')} "
@@ -144,31 +144,31 @@ def _lines(found: Plan) -> Iterator[str]:
         yield "No fleet within the quotas serves the demand. The nearest:"
         yield ""
         nearest = sorted(simulated.measured, key=lambda one: -one.margin)[:3]
-        yield _table(found, [(fleet_text(found.kinds, one.counts), one) for one in nearest])
+        yield _table(result, [(fleet_text(result.kinds, one.counts), one) for one in nearest])
         return
     yield ""
-    yield _table(found, [(fleet_text(found.kinds, one.counts), one) for one in simulated.serving])
+    yield _table(result, [(fleet_text(result.kinds, one.counts), one) for one in simulated.serving])
     yield ""
-    yield f"The first of them, {fleet_text(found.kinds, chosen.counts)}:"
-    for region, wanted, interval in zip(regions, chosen.objective, found.intervals, strict=True):
+    yield f"The first of them, {fleet_text(result.kinds, chosen.counts)}:"
+    for region, wanted, interval in zip(regions, chosen.objective, result.intervals, strict=True):
         reach = f", 95 % interval {interval[1]:.1%} to {interval[2]:.1%}" if len(interval) > 1 else ""
         yield f"  {region}: {interval[0]:.1%} in the mean of the demand's windows{reach}; {wanted:.0%} is wanted"
-    headroom = found.headroom or 1.0
+    headroom = result.headroom or 1.0
     more = "at least " if headroom >= HEADROOM_MAX else ""
     yield f"  headroom: it serves {more}{headroom:.2f} times the demand"
-    if found.static_peak is not None:
+    if result.static_peak is not None:
         yield (
-            f"  a fleet in each region for its own clients costs {found.static_peak:.2f} an hour: "
-            f"this one {chosen.cost / found.static_peak:.0%} of it"
+            f"  a fleet in each region for its own clients costs {result.static_peak:.2f} an hour: "
+            f"this one {chosen.cost / result.static_peak:.0%} of it"
         )
     yield ""
     yield "With less:"
     yield ""
-    yield _table(found, [(one.without, one.measured) for one in found.losses], first="without")
+    yield _table(result, [(one.without, one.measured) for one in result.losses], first="without")
 
 
-def _table(found: Plan, rows: Sequence[tuple[str, Measured | None]], *, first: str = "fleet") -> str:
-    groups = found.demand.groups
+def _table(result: Plan, rows: Sequence[tuple[str, Measured | None]], *, first: str = "fleet") -> str:
+    groups = result.demand.groups
     header = [first, "cost/h", "egress/h"]
     for group in groups:
         assert group.objective is not None, "the settings have given each group one"

@@ -197,19 +197,19 @@ def _group(count: int, split: str, sharing: str, *, delay_ms: float | None, loss
     )
 
 
-def _one_of(known: Sequence[Name], named: str, option: str) -> Name:
-    for one in known:
+def _one_of(choices: Sequence[Name], named: str, option: str) -> Name:
+    for one in choices:
         if named == one:
             return one
-    raise typer.BadParameter(f"{option} {named}: expected one of: {', '.join(known)}")
+    raise typer.BadParameter(f"{option} {named}: expected one of: {', '.join(choices)}")
 
 
 def _baselines(named: list[str] | None) -> Sequence[str]:
     """Return the baselines in their order, or raise a usage error for an unknown one."""
     from gorgo.lab.simulate import BASELINES
 
-    found = {_one_of((*BASELINES, "none"), name, "--baseline") for name in named or BASELINES}
-    return tuple(name for name in BASELINES if name in found)
+    chosen = {_one_of((*BASELINES, "none"), name, "--baseline") for name in named or BASELINES}
+    return tuple(name for name in BASELINES if name in chosen)
 
 
 def _columns(named: list[str] | None) -> Sequence[str]:
@@ -232,15 +232,15 @@ def _weights(
     from gorgo.cli.policies import compose_policy
     from gorgo.errors import ConfigError
 
-    own, values = compose_policy(config, source=source)
-    found = {own.name: dict(values)}
+    configured, values = compose_policy(config, source=source)
+    by_policy = {configured.name: dict(values)}
     if file is not None:
         named, values = compose_policy(config, source=source, weights_file=file)
         if named.name not in policies:
             wanted = ", ".join(policies)
             raise ConfigError(f"{file}: weights are for the policy {named.name!r}; simulated are {wanted}")
-        found[named.name] = dict(values)
-    return found
+        by_policy[named.name] = dict(values)
+    return by_policy
 
 
 def scenarios(as_json: options.Json = False) -> None:
@@ -350,10 +350,10 @@ def _show(rows: Sequence[OverloadRow], capacity: float) -> None:
     typer.echo("load: a multiple of capacity")
     typer.echo("  load  dispatch  good %  good/s  rejected %  queued %  hedged %  TTFT p95 ms  E2E p95 s")
     for row in rows:
-        found, dispatch = row.goodput, "queued" if row.queueing else "at once"
+        goodput, dispatch = row.goodput, "queued" if row.queueing else "at once"
         ttft, e2e = row.row.ttft_ms.p95, row.row.e2e_s.p95
         typer.echo(
-            f"{row.load:>6g}  {dispatch:<8}  {found.good * 100:>6.1f}  {found.per_s:>6.2f}"
-            f"  {found.rejected * 100:>10.1f}  {found.queued * 100:>8.1f}  {found.hedged * 100:>8.2f}"
+            f"{row.load:>6g}  {dispatch:<8}  {goodput.good * 100:>6.1f}  {goodput.per_s:>6.2f}"
+            f"  {goodput.rejected * 100:>10.1f}  {goodput.queued * 100:>8.1f}  {goodput.hedged * 100:>8.2f}"
             f"  {'-' if ttft is None else f'{ttft:.0f}':>11}  {'-' if e2e is None else f'{e2e:.2f}':>9}"
         )

@@ -49,23 +49,25 @@ def whatif(
     from gorgo.lab.request_log import cut_lines_warning
     from gorgo.lab.whatif import JudgedLog, simulate_twin
 
-    found = read_decisions(log)
-    last = found.decisions[-1]
+    decision_log = read_decisions(log)
+    last = decision_log.decisions[-1]
     judged, values = _wanted(policy, weights, logged=last.policy)
-    judgement = JudgedLog(found.decisions).judge(judged, values)
+    judgement = JudgedLog(decision_log.decisions).judge(judged, values)
     twin = None
     if requests is not None:
-        known = (last.policy, last.weights)
+        logged_weights = (last.policy, last.weights)
         trace = options.trace_path(requests)
-        twin = simulate_twin(trace, logged=known, other=(judged.name, values), config=config, fleet=fleet)
-    warning = cut_lines_warning(log, found.cut_lines)
+        twin = simulate_twin(trace, logged=logged_weights, other=(judged.name, values), config=config, fleet=fleet)
+    warning = cut_lines_warning(log, decision_log.cut_lines)
     if warning is not None:
         typer.echo(f"gorgo: {warning}", err=True)
     if out is not None:
         _draw(out, judgement, twin)
     if as_json:
         more = None if twin is None else twin.as_json()
-        options.print_json({"left_out": found.left_out, "weights": dict(values), **_json(judgement), "twin": more})
+        options.print_json(
+            {"left_out": decision_log.left_out, "weights": dict(values), **_json(judgement), "twin": more}
+        )
     else:
         for line in _lines(judgement, last.policy, twin):
             typer.echo(line)
@@ -130,8 +132,8 @@ def _lines(judgement: Judgement, logged: str, twin: Twin | None) -> Iterator[str
 
 
 def _row(name: str, unit: str, logged: float, changes: Mapping[Any, Any]) -> list[Cell]:
-    found = [f"{one.change:+.1f} ({one.low:+.1f} to {one.high:+.1f})" for one in changes.values()]
-    return [name, f"{logged:.1f} {unit}", *found]
+    change_texts = [f"{one.change:+.1f} ({one.low:+.1f} to {one.high:+.1f})" for one in changes.values()]
+    return [name, f"{logged:.1f} {unit}", *change_texts]
 
 
 def _too_little(judgement: Judgement) -> str:
@@ -145,10 +147,10 @@ def _too_little(judgement: Judgement) -> str:
 
 
 def _verdict(judgement: Judgement) -> str:
-    found = judgement.outcomes[0].changes["dr"]
+    change = judgement.outcomes[0].changes["dr"]
     if judgement.refuted is not None:
         return "The log refutes it: more requests would be late."
-    if found.high < 0.0:
+    if change.high < 0.0:
         return "Fewer requests would be late."
     return "The log shows no difference in late requests."
 
@@ -168,8 +170,8 @@ def _json(judgement: Judgement) -> dict[str, Any]:
                 "unit": one.unit,
                 "logged": one.logged,
                 "changes": {
-                    name: {"change": found.change, "low": found.low, "high": found.high}
-                    for name, found in one.changes.items()
+                    name: {"change": change.change, "low": change.low, "high": change.high}
+                    for name, change in one.changes.items()
                 },
             }
             for one in judgement.outcomes

@@ -157,7 +157,8 @@ class Refusals:
         if not short:
             streamed = state.request.streamed
             if short is not None and attempt.dispatched_s >= replica.short_answers_s[streamed]:
-                replica.short_answers[streamed] = min(replica.short_answers[streamed], 0)
+                if replica.short_answers[streamed] > 0:
+                    replica.short_answers[streamed] = 0
                 self._short_answers.on_longer(replica)
             if state.refused:
                 state.refused = self._blame(state, now, short=True)
@@ -648,7 +649,8 @@ class RequestLifecycle:
         if state.whole is not None and outcome.result is not COMPLETED:
             outcome, status = state.whole, status_of(state.whole)
         state.closed = True
-        self._withdraw(state)
+        if state.open_attempts:
+            self._withdraw(state)
         self._refusals.on_closed(state)
         if state.failed:
             refused = outcome.result is AttemptResult.UPSTREAM_4XX

@@ -89,6 +89,7 @@ class CacheAccuracy:
 
 #: Prompts over which the share of found tokens is averaged.
 WINDOW_PROMPTS = 256
+_PROMPTS_LEFT = 1.0 - 1.0 / WINDOW_PROMPTS
 #: What the average begins with: 32 prompts of 4,000 tokens, half of them found.
 FIRST_TOKENS, FIRST_SHARE = 128_000.0, 0.5
 
@@ -160,10 +161,9 @@ class PrefixUpdater:
 
     def on_request(self, request: RouteRequest, *, found_tokens: float) -> None:
         """Count a prompt that is dispatched for the first time, of which some replica has `found_tokens`."""
-        memory = 1.0 - 1.0 / WINDOW_PROMPTS
-        self._found_tokens = self._found_tokens * memory + found_tokens
-        self._prompt_tokens = self._prompt_tokens * memory + request.prompt_tokens
-        self.found_share = self._found_tokens / self._prompt_tokens
+        self._found_tokens = found = self._found_tokens * _PROMPTS_LEFT + found_tokens
+        self._prompt_tokens = prompts = self._prompt_tokens * _PROMPTS_LEFT + request.prompt_tokens
+        self.found_share = found / prompts
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> None:
         """Confirm the prompt on the replica."""

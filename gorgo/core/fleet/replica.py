@@ -84,6 +84,7 @@ _HEALTHY, _EJECTED, _HALF_OPEN = HealthState
 
 #: Answers of one kind that are remembered; half of them bad is no chance.
 RECENT_ANSWERS = 6
+_RECENT_BITS = (1 << RECENT_ANSWERS) - 1
 
 
 class _Answers:
@@ -101,11 +102,12 @@ class _Answers:
         self._bits = self._count = 0
 
     def add(self, *, bad: bool) -> None:
-        self._bits = (self._bits << 1 | bad) & ((1 << RECENT_ANSWERS) - 1)
+        self._bits = (self._bits << 1 | bad) & _RECENT_BITS
         self._count += 1
-        self.in_a_row = self.in_a_row + 1 if bad else 0
-        if not bad:
-            self.broken = 0
+        if bad:
+            self.in_a_row += 1
+        else:
+            self.in_a_row = self.broken = 0
 
     def are_bad(self, tolerated: int) -> bool:
         """Return whether so many failed in a row, or half of the last ones did."""
@@ -204,8 +206,9 @@ class OutlierDetector:
 
     def breaks(self, streamed: bool) -> bool:
         """Return whether answers of this kind do."""
-        ejected = self.ejections > 0 and self.ejected_by == "answers" and self.ejected_for_streams in (None, streamed)
-        return self._answers[streamed].broken > 1 or ejected
+        if self._answers[streamed].broken > 1:
+            return True
+        return self.ejections > 0 and self.ejected_by == "answers" and self.ejected_for_streams in (None, streamed)
 
     def attempt_succeeded(self, *, dispatched_s: float, now: float, whole: bool = True, streamed: bool = True) -> bool:
         """Record an answer: `whole`, or its first token, which says nothing of a replica that breaks answers off.
@@ -581,6 +584,7 @@ class RestartDetector:
 CONTENDED = 0.5
 #: Answers after which one weighs 1 / e: a part of a batch.
 MEMORY_ANSWERS = 10.0
+_MEMORY_LEFT = 1.0 - 1.0 / MEMORY_ANSWERS
 #: Size of the hash of a block, as `core.prefix.residency.BLOCK_HASH_BYTES`, which is no layer below this one.
 _BYTES = 8
 
@@ -610,6 +614,7 @@ class KvDemand:
         "_prompt_tokens",
         "_requests",
         "_waiting",
+        "output_tokens",
     )
 
     def __init__(self) -> None:
@@ -617,19 +622,21 @@ class KvDemand:
         #: Uncached tokens of those that have no first token.
         self._waiting: dict[str, float] = {}
         self._prompt_tokens = 0
-        #: Blocks of all prompts, and how many prompts have each; `None` until a wait is looked for.
+        #: Blocks of all prompts, and how many prompts have each; none until a wait is looked for.
         self._blocks = 0
         self._counts: dict[bytes, int] | None = None
         #: Decayed sums over answers: count, output tokens, tokens held, and these times how long.
         self._answers = self._output = self._occupied = self._occupied_s = 0.0
+        #: Tokens of a usual answer; 0 before the first.
+        self.output_tokens = 0.0
 
     def add(self, key: str, request: RouteRequest, uncached_tokens: float) -> None:
         """Count a dispatched request."""
         self._requests[key] = request
         self._waiting[key] = uncached_tokens
         self._prompt_tokens += request.prompt_tokens
-        self._blocks += len(request.blocks) // _BYTES
         if self._counts is not None:
+            self._blocks += len(request.blocks) // _BYTES
             _count(self._counts, request.blocks)
 
     def on_first_token(self, key: str) -> None:
@@ -643,24 +650,22 @@ class KvDemand:
             return
         self._waiting.pop(key, None)
         self._prompt_tokens -= request.prompt_tokens
-        self._blocks -= len(request.blocks) // _BYTES
-        if not self._requests:
-            self._counts = None
-        elif self._counts is not None:
+        if self._counts is None:
+            return
+        if self._requests:
+            self._blocks -= len(request.blocks) // _BYTES
             _uncount(self._counts, request.blocks)
+        else:
+            self._counts = None
 
     def on_answer(self, occupied_s: float, *, prompt_tokens: float, output_tokens: int) -> None:
         """Record a whole answer: so many tokens of its own prompt, and its answer, were held for so long."""
-        left, tokens = 1.0 - 1.0 / MEMORY_ANSWERS, prompt_tokens + output_tokens
+        left, tokens = _MEMORY_LEFT, prompt_tokens + output_tokens
         self._answers = self._answers * left + 1.0
         self._output = self._output * left + output_tokens
         self._occupied = self._occupied * left + tokens
         self._occupied_s = self._occupied_s * left + tokens * occupied_s
-
-    @property
-    def output_tokens(self) -> float:
-        """Tokens of a usual answer; 0 before the first."""
-        return self._output / self._answers if self._answers else 0.0
+        self.output_tokens = self._output / self._answers
 
     def is_contended(self, capacity_tokens: float) -> bool:
         """Return whether a request may have to wait; never in a pool of unknown size (NaN)."""
@@ -668,6 +673,8 @@ class KvDemand:
 
     def short_tokens(self, request: RouteRequest | None, capacity_tokens: float) -> float:
         """Return the tokens that others have to free before one more may run, or all in flight; 0 where all fit."""
+        if not self._requests:
+            return 0.0  # it is alone
         more = (
             self._prompt_tokens + self.output_tokens * (len(self._requests) + (request is not None)) - capacity_tokens
         )
@@ -675,9 +682,7 @@ class KvDemand:
             more += request.prompt_tokens
         if not more > 0.0:
             return 0.0
-        usual = next(iter(self._requests.values()), None)
-        if usual is None:
-            return 0.0  # it is alone
+        usual = next(iter(self._requests.values()))
         return max(0.0, more - self._shared_blocks(request) * usual.block_tokens)
 
     def wait_s(self, request: RouteRequest | None, uncached_tokens: float, capacity_tokens: float) -> float:
@@ -701,7 +706,9 @@ class KvDemand:
         counts = self._counts
         if counts is None:
             counts = self._counts = {}
+            self._blocks = 0
             for each in self._requests.values():
+                self._blocks += len(each.blocks) // _BYTES
                 _count(counts, each.blocks)
         shared = self._blocks - len(counts)
         return shared if request is None else shared + _leading(counts, request.blocks)
@@ -879,8 +886,8 @@ class Replica:
         """Return whether its last answers of a kind broke off or were short; one short one is enough beside those of
         the other kind.
         """
-        short, others = self.short_answers[streamed], self.short_answers[not streamed]
-        is_short = short >= SUSPECT_AFTER or (short > 0 and others >= SUSPECT_AFTER)
+        short = self.short_answers[streamed]
+        is_short = short > 0 and (short >= SUSPECT_AFTER or self.short_answers[not streamed] >= SUSPECT_AFTER)
         return is_short or self.health.breaks(streamed)
 
     def context_tokens(self, model: str | None) -> int | None:
@@ -946,34 +953,31 @@ class Replica:
 
     def forget_speed(self, *, engine_s: float) -> None:
         """Forget what was learned of its speed with the time without a first token."""
-        if self.prefill_queue.speed.age(engine_s=engine_s) and self.slot >= 0:
-            self._publish_speed(self.slot)
+        if self.prefill_queue.speed.age(engine_s=engine_s):
+            self._publish_queue()
 
     def _publish_queue(self) -> None:
         slot, columns, queue = self.slot, self.columns, self.prefill_queue
-        if slot >= 0:
-            columns.drained_at_s[slot] = queue.drained_at_s
-            columns.head_due_s[slot] = queue.head_due_s
-            self._publish_speed(slot)
-            if queue.speed.parallel.count > 1:
-                self.parallel[self] = None
-            elif self.parallel:
-                self.parallel.pop(self, None)
-            shared_s = queue.shared_s
-            if shared_s or columns.shared_s.item(slot):
-                columns.shared_s[slot] = shared_s
-                columns.head_shared_s[slot] = queue.head_shared_s
-                columns.head_began_s[slot] = queue.head_began_s
-
-    def _publish_speed(self, slot: int) -> None:
-        columns, queue = self.columns, self.prefill_queue
+        if slot < 0:
+            return
         speed = queue.speed
+        columns.drained_at_s[slot] = queue.drained_at_s
+        columns.head_due_s[slot] = queue.head_due_s
         columns.waiting_prefill_s[slot] = queue.backlog_s
         columns.slowdown[slot] = speed.factor
         if speed.is_slow:
             self.slow[self] = None
         elif self.slow and speed.is_forgotten:
             self.slow.pop(self, None)
+        if speed.parallel.count > 1:
+            self.parallel[self] = None
+        elif self.parallel:
+            self.parallel.pop(self, None)
+        shared_s = queue.shared_s
+        if shared_s or columns.shared_s.item(slot):
+            columns.shared_s[slot] = shared_s
+            columns.head_shared_s[slot] = queue.head_shared_s
+            columns.head_began_s[slot] = queue.head_began_s
 
     def _publish_spec(self) -> None:
         slot, columns, accelerator = self.slot, self.columns, self.spec.accelerator

@@ -235,8 +235,11 @@ class RefusedKinds:
                 return
             answered = self._answered[replica] = Lru(MAX_ANSWERED)
         answered.put((request.route, request.model, request.credential), now)
-        self._keyed = self._keyed or request.credential is not None
-        for kind in _kinds(request) if self.kinds else ():
+        if request.credential is not None:
+            self._keyed = True
+        if not self.kinds:
+            return
+        for kind in _kinds(request):
             if (refusals := self.kinds.get(kind)) is not None:
                 refusals.pop(replica, None)
                 if not refusals:

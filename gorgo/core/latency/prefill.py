@@ -444,14 +444,14 @@ class _Alone:
     is the other, so the fit contains half of a proportion with the weight of one request.
     """
 
-    __slots__ = ("_memory", "_products", "_squares", "_sum_prior_s", "_sum_s", "_weight")
+    __slots__ = ("_decay", "_products", "_squares", "_sum_prior_s", "_sum_s", "_weight")
 
     def __init__(self, memory: float) -> None:
-        self._memory = memory
+        self._decay = 1.0 - 1.0 / memory
         self._weight = self._sum_s = self._sum_prior_s = self._squares = self._products = 0.0
 
     def add(self, took_s: float, prior_s: float) -> None:
-        decay = 1.0 - 1.0 / self._memory
+        decay = self._decay
         self._weight = decay * self._weight + 1.0
         self._sum_s = decay * self._sum_s + took_s
         self._sum_prior_s = decay * self._sum_prior_s + prior_s
@@ -806,7 +806,7 @@ class PrefillQueue:
     @property
     def backlog_s(self) -> float:
         """Time of the engine for the prefills of all queued requests."""
-        return self.engine_time_s(self._prior_s)
+        return self.engine_time_s(self._prior_s) if self._entries else 0.0
 
     def engine_time_s(self, prior_s: float) -> float:
         """Return the time that a prefill takes from others, s: its own, or a share where several go on at once."""
@@ -944,10 +944,11 @@ class PrefillQueue:
         spent_s = 0.0
         if self._head_key() == key:
             began_s = self._anchor_s if self._anchor_s > entry.arrival_s else entry.arrival_s
-            shared_s = clamp(engine_s - began_s, 0.0, entry.shared_s)
+            shared_s = clamp(engine_s - began_s, 0.0, entry.shared_s) if entry.shared_s else 0.0
             spent_s = clamp(engine_s - began_s - entry.shared_s, 0.0, entry.prior_s * self.speed.factor)
             self._anchor_s = began_s + shared_s + spent_s
-            self._use_shared(entry, shared_s)
+            if shared_s:
+                self._use_shared(entry, shared_s)
         self.drained_at_s -= entry.prior_s * self.speed.factor - spent_s
         if entry.shared_s:
             self._pass_on_shared(key, entry)

@@ -78,12 +78,17 @@ class TtftEstimate:
 
     def attribute(self, ttft_s: float) -> TtftParts:
         """Share out what was measured."""
-        left_s = max(0.0, ttft_s - self.router_s - self.previous_attempts_s)
-        network_s = min(self.network_s or 0.0, left_s)
+        # Without `min` and `max`, which take four times as long.
+        left_s = ttft_s - self.router_s - self.previous_attempts_s
+        if not left_s > 0.0:
+            left_s = 0.0
+        network_s = self.network_s or 0.0
+        if left_s < network_s:
+            network_s = left_s
         left_s -= network_s
-        prefill_s = min(self.prefill_s, left_s)
+        prefill_s = left_s if left_s < self.prefill_s else self.prefill_s
         left_s -= prefill_s
-        queue_s = min(self.queue_s, left_s)
+        queue_s = left_s if left_s < self.queue_s else self.queue_s
         return TtftParts(self.router_s, self.previous_attempts_s, network_s, queue_s, prefill_s, left_s - queue_s)
 
     def as_ms(self) -> Mapping[str, float | None]:

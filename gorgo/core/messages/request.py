@@ -142,6 +142,8 @@ class AttemptResult(Enum):
     final: bool
     #: The replica failed the attempt.
     failed: bool
+    #: Its value, which Python 3.11 reads by a chain of calls.
+    word: str
 
     COMPLETED = "completed"
     #: The client disconnected; the replica is not to blame.
@@ -161,6 +163,7 @@ class AttemptResult(Enum):
 
     def __init__(self, value: str) -> None:
         # Attributes, not properties: they are read for every attempt.
+        self.word = value
         self.retryable = value in ("failed_before_content", "busy")
         self.final = not self.retryable and value != "superseded"
         self.failed = value in ("failed_before_content", "failed_after_content")
@@ -223,24 +226,28 @@ class Outcome:
         An answer has as many tokens as the request asks for, else as the model's context, else as the answer has bytes.
         `context_tokens` is the longest prompt with its answer of the model there; `None` is unknown.
         """
-        prompt, cached, output = self.prompt_tokens, self.cached_tokens, self.output_tokens
+        prompt, cached, output = self.prompt_tokens, self.cached_tokens or 0, self.output_tokens or 0
         most_output = request.most_output_tokens
         if (
             prompt is not None
-            and (cached or 0) <= prompt <= request.body_bytes
+            and cached <= prompt <= request.body_bytes
             and request.pinned_replica is None
             and most_output is not None
-            and (output or 0) <= most_output
-            and (context_tokens is None or (output or 0) <= context_tokens)
+            and output <= most_output
+            and (context_tokens is None or output <= context_tokens)
         ):
             return self  # as nearly always
+        return self._bounded(request, context_tokens)
+
+    def _bounded(self, request: RouteRequest, context_tokens: int | None) -> Outcome:
+        prompt, cached, output = self.prompt_tokens, self.cached_tokens, self.output_tokens
         most_prompt = _most_prompt_tokens(request, context_tokens)
         if prompt is not None and prompt > most_prompt:
             prompt = most_prompt
         if cached is not None and cached > (most_prompt if prompt is None else prompt):
             cached = most_prompt if prompt is None else prompt
         if output is not None:
-            each = most_output
+            each = request.most_output_tokens
             if context_tokens is not None and (each is None or each > context_tokens):
                 each = context_tokens
             answers = request.answers

@@ -638,9 +638,11 @@ class Answers:
         if by_slot is None or most >= request.prompt_tokens:
             return None
         behind = {}
+        tokens, ended = 0.0, None
         for slot, answer in by_slot.items():
             if slot < len(matched) and matched.item(slot) == most:
-                tokens = _end_of(answer, request) - most
+                if answer != ended:  # the replicas that have answered a prompt often have done so alike
+                    tokens, ended = _end_of(answer, request) - most, answer
                 if tokens >= LEAST_TOKENS:
                     behind[slot] = Behind(most, tokens)
         return behind or None

@@ -436,11 +436,11 @@ class KvFeeds:
             if match is None:
                 match = FeedMatch(np.full(len(matched), HISTORY, dtype=np.int8), np.zeros(len(matched)))
                 tokens, complete = np.full(len(matched), -1.0), np.zeros(len(matched))
-            rows, found = self._table.rows_of(key), index.match_blocks(hashes, len(matched))
+            rows, block_match = self._table.rows_of(key), index.match_blocks(hashes, len(matched))
             complete[rows.slots] += rows.complete
-            better = found.tokens[rows.slots] > tokens[rows.slots]
+            better = block_match.tokens[rows.slots] > tokens[rows.slots]
             slots = rows.slots[better]
-            tokens[slots], match.blocks[slots] = found.tokens[slots], found.blocks[slots]
+            tokens[slots], match.blocks[slots] = block_match.tokens[slots], block_match.blocks[slots]
             match.sources[slots] = rows.sources[better]
         if match is not None:
             reported = tokens >= np.where(complete, 0.0, matched)

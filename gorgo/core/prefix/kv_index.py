@@ -69,25 +69,25 @@ class SpeculatedBlocks:
     def add(self, prompt: Speculation) -> None:
         """Count the blocks of a prompt on its replica."""
         blocks, bit = self._prompts.setdefault(prompt.slot, {}), 1 << prompt.slot
-        for own in prompt.hashes:
-            if own not in blocks:
-                self._tier.add(own, bit)
-            blocks[own] = prompt
+        for own_hash in prompt.hashes:
+            if own_hash not in blocks:
+                self._tier.add(own_hash, bit)
+            blocks[own_hash] = prompt
         if not blocks:
             del self._prompts[prompt.slot]
 
     def remove(self, prompt: Speculation) -> None:
         """Remove what is left of a prompt."""
         blocks = self._prompts.get(prompt.slot, {})
-        for own in prompt.hashes:
-            if blocks.get(own) is prompt:
-                self.confirm(prompt.slot, own)
+        for own_hash in prompt.hashes:
+            if blocks.get(own_hash) is prompt:
+                self.confirm(prompt.slot, own_hash)
 
-    def confirm(self, slot: int, own: int) -> None:
+    def confirm(self, slot: int, own_hash: int) -> None:
         """End a block that is speculated: it was reported."""
         blocks = self._prompts[slot]
-        del blocks[own]
-        self._tier.remove(own, 1 << slot)
+        del blocks[own_hash]
+        self._tier.remove(own_hash, 1 << slot)
         if not blocks:
             del self._prompts[slot]
 
@@ -95,20 +95,20 @@ class SpeculatedBlocks:
         """End those of some blocks that are speculated."""
         blocks = self._prompts.get(slot)
         if blocks:
-            for own in blocks.keys() & set(hashes):
-                self.confirm(slot, own)
+            for own_hash in blocks.keys() & set(hashes):
+                self.confirm(slot, own_hash)
 
     def clear_replica(self, slot: int) -> None:
         """Remove all blocks of a replica."""
-        for own in list(self._prompts.get(slot, ())):
-            self.confirm(slot, own)
+        for own_hash in list(self._prompts.get(slot, ())):
+            self.confirm(slot, own_hash)
 
     def entries(self) -> Iterator[tuple[int, int]]:
         """Yield each own hash with the bit of its slot."""
         for slot, blocks in self._prompts.items():
             assert blocks, "a replica without blocks is removed"
-            for own in blocks:
-                yield own, 1 << slot
+            for own_hash in blocks:
+                yield own_hash, 1 << slot
 
 
 @dataclass(slots=True, eq=False)

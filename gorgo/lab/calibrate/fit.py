@@ -56,17 +56,17 @@ def solve(columns: Sequence[Sequence[float]], measured: Sequence[float]) -> tupl
     target = np.asarray(measured, dtype=np.float64)
     terms = np.asarray(columns, dtype=np.float64).T / target[:, None]
     ones = np.ones(len(target))
-    usable = [place for place in range(terms.shape[1]) if terms[:, place].any()]
+    usable = [column for column in range(terms.shape[1]) if terms[:, column].any()]
     best, least = np.zeros(terms.shape[1]), 1.0
     for size in range(1, len(usable) + 1):
         for chosen in combinations(usable, size):
-            found = _positive(terms[:, list(chosen)], ones)
-            if found is None:
+            coefficients = _positive(terms[:, list(chosen)], ones)
+            if coefficients is None:
                 continue
-            error = float(np.sqrt(np.mean((terms[:, list(chosen)] @ found - 1.0) ** 2)))
+            error = float(np.sqrt(np.mean((terms[:, list(chosen)] @ coefficients - 1.0) ** 2)))
             if error < least:
                 best, least = np.zeros(terms.shape[1]), error
-                best[list(chosen)] = found
+                best[list(chosen)] = coefficients
     return best.tolist(), least
 
 
@@ -74,10 +74,10 @@ def _positive(terms: Matrix, ones: Matrix) -> Matrix | None:
     """Return the unconstrained solution; None if it has a negative coefficient or is not unique."""
     # Terms differ by nine orders of magnitude: seconds, tokens, tokens squared.
     scale = np.sqrt((terms**2).sum(axis=0))
-    found, _, rank, _ = np.linalg.lstsq(terms / scale, ones, rcond=1e-10)
-    if rank < terms.shape[1] or (found < 0).any():
+    solution, _, rank, _ = np.linalg.lstsq(terms / scale, ones, rcond=1e-10)
+    if rank < terms.shape[1] or (solution < 0).any():
         return None
-    return np.asarray(found / scale, dtype=np.float64)
+    return np.asarray(solution / scale, dtype=np.float64)
 
 
 #: Sizes of a prefill step that engines use by default: SGLang by GPU memory, vLLM's token budgets, llama.cpp's batch.
@@ -187,9 +187,9 @@ def fit_prefill(
         raise CalibrationError(f"prefill: {len(points)} measured times; expected at least {_LEAST_POINTS}")
     longest = max(point.new_tokens for point in points)
     sizes = [chunk_tokens] if chunk_tokens else [*(size for size in CHUNKS if size < longest), max(longest, CHUNKS[-1])]
-    found = [_prefill(points, size, round_trip_s, floor_s, separable=size < longest) for size in sizes]
-    least = min(error for _, error in found)
-    best = [fit for fit, error in found if error <= max(_SAME, least / _CHUNK_GAIN)][-1]
+    fits = [_prefill(points, size, round_trip_s, floor_s, separable=size < longest) for size in sizes]
+    least = min(error for _, error in fits)
+    best = [fit for fit, error in fits if error <= max(_SAME, least / _CHUNK_GAIN)][-1]
     if best is None:
         raise CalibrationError("prefill: the time to a first token does not grow with the prompt")
     excess_s = max(0.0, best.base_s - most_base_s) if best.chunk_tokens >= longest else 0.0

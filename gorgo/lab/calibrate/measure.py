@@ -143,7 +143,7 @@ def decode_point(answers: Sequence[Answer]) -> DecodePoint | None:
     end_s = min(answer.tokens_s[-1] for answer in answers)
     gaps, context = [], 0.0
     for answer in answers:
-        inside = [(place, at) for place, at in enumerate(answer.tokens_s) if start_s <= at <= end_s]
+        inside = [(index, at) for index, at in enumerate(answer.tokens_s) if start_s <= at <= end_s]
         gaps += [after[1] - before[1] for before, after in pairwise(inside)]
         if inside:
             context += (answer.prompt_tokens or 0) + (inside[0][0] + inside[-1][0]) / 2 + 1
@@ -304,7 +304,7 @@ class SharedPrefix:
         return self.found_share > 0
 
 
-def shared_prefix(found: Sequence[tuple[int, int]]) -> SharedPrefix | None:
+def shared_prefix(pairs: Sequence[tuple[int, int]]) -> SharedPrefix | None:
     """Return the share and the step from pairs of (tokens of the beginning, tokens found of it).
 
     >>> shared_prefix([(1100, 1024), (1790, 1536), (2330, 2048), (5390, 5120)])
@@ -314,14 +314,14 @@ def shared_prefix(found: Sequence[tuple[int, int]]) -> SharedPrefix | None:
     >>> shared_prefix([(1000, 0), (2000, 0)]).is_cached
     False
     """
-    if not found:
+    if not pairs:
         return None
-    if not any(cached for _, cached in found):
+    if not any(cached for _, cached in pairs):
         return SharedPrefix(0.0, 1)
-    divisor = gcd(*(cached for _, cached in found))
+    divisor = gcd(*(cached for _, cached in pairs))
     step = divisor if divisor >= LEAST_STEP else 1
     # The expected loss to rounding is half a step.
-    shares = [min(1.0, (cached + (step - 1) / 2) / tokens) if cached else 0.0 for tokens, cached in found]
+    shares = [min(1.0, (cached + (step - 1) / 2) / tokens) if cached else 0.0 for tokens, cached in pairs]
     share = round(median(shares), 2)
     return SharedPrefix(1.0 if share >= WHOLE_SHARE else share, step)
 
@@ -453,7 +453,7 @@ class Measurement:
 
     async def step_budget(self) -> int | None:
         """Return the tokens of a step that has prefill and decodes; None where gaps between tokens do not show it."""
-        found: list[Stalls] = []
+        stalls_of_sizes: list[Stalls] = []
         for share in BUDGET_SHARES:
             tokens = round(share * min(self._bounds.max_input, BUDGET_TOKENS))
             for _ in range(BUDGET_REPEATS):
@@ -462,20 +462,20 @@ class Measurement:
                 prompts = [self._prompts.draw(REST_TOKENS), self._prompts.draw(tokens)]
                 stalled = stalls(*await self._send(prompts, BUDGET_OUTPUT_TOKENS))
                 self._advance(f"step budget, {tokens} tokens")
-                found += [stalled] if stalled else []
-        return step_budget(found)
+                stalls_of_sizes += [stalled] if stalled else []
+        return step_budget(stalls_of_sizes)
 
     async def shared_prefix(self) -> SharedPrefix | None:
         """Return what is found of cached beginnings; None without reports of cached tokens."""
-        found = []
+        pairs = []
         for tokens in self._within(SHARED_TOKENS):
             beginning = self._prompts.draw(tokens)
             first = await self._one(beginning)
             second = await self._one(beginning + self._prompts.draw(REST_TOKENS))
             self._advance(f"shared beginning, {tokens} tokens")
             if first and second and first.prompt_tokens and second.cached_tokens is not None:
-                found.append((first.prompt_tokens, second.cached_tokens))
-        return shared_prefix(found)
+                pairs.append((first.prompt_tokens, second.cached_tokens))
+        return shared_prefix(pairs)
 
     async def pool(self) -> PoolSize | None:
         """Return the size of the KV pool; None without reports of cached tokens."""

@@ -90,7 +90,7 @@ def read_report(kind: str, model: str, answers: Mapping[str, object]) -> EngineR
     """
     context = _count(_row(answers.get(MODELS_PATH), model).get("max_model_len"))
     if kind == "sglang":
-        settings = next((found for path in SETTINGS_PATHS if (found := _object(answers.get(path)))), {})
+        settings = next((answer for path in SETTINGS_PATHS if (answer := _object(answers.get(path)))), {})
         context = context or _count(settings.get("context_length"))
         chunk = settings.get("chunked_prefill_size")
         # -1 is SGLang's value for prompts in one step each.
@@ -110,7 +110,9 @@ def read_report(kind: str, model: str, answers: Mapping[str, object]) -> EngineR
 
 def _row(listed: object, model: str) -> Mapping[str, object]:
     rows = _object(listed).get("data")
-    return next((row for row in map(_object, rows) if row.get("id") == model), {}) if isinstance(rows, list) else {}
+    return (
+        next((entry for entry in map(_object, rows) if entry.get("id") == model), {}) if isinstance(rows, list) else {}
+    )
 
 
 def _object(value: object) -> Mapping[str, object]:
@@ -272,16 +274,16 @@ async def identify(http: httpx.AsyncClient, url: str, *, model: str | None) -> I
             reasons.setdefault(path, _reason(failure))
         return answers.get(path)
 
-    found = await discover(answer, identify=True)
-    if found.models is None and (model is None or found.engine is None):
+    discovered = await discover(answer, identify=True)
+    if discovered.models is None and (model is None or discovered.engine is None):
         raise CalibrationError(
             f"{url}: is no engine: GET {MODELS_PATH} gave {_line(reasons[MODELS_PATH])}; expected a list of models"
         )
-    name = model or (found.models[0].name if found.models else None)
+    name = model or (discovered.models[0].name if discovered.models else None)
     if name is None:
         raise CalibrationError(f"{url}: lists no model; name one")
-    kind = found.engine.name if found.engine else "openai"
-    version = found.engine.version if found.engine else None
+    kind = discovered.engine.name if discovered.engine else "openai"
+    version = discovered.engine.version if discovered.engine else None
     return Identified(kind, version, name, read_report(kind, name, answers))
 
 
@@ -332,10 +334,12 @@ class _Served:
 
 def traffic_points(requests: Iterable[LoggedRequest], replica: str) -> tuple[list[PrefillPoint], list[DecodePoint]]:
     """Return the points of one replica; none if the log has no times."""
-    served = sorted(filter(None, (_served(row) for row in requests if row.replica == replica)), key=_dispatched)
+    served = sorted(
+        filter(None, (_served(request) for request in requests if request.replica == replica)), key=_dispatched
+    )
     prefills, decodes = [], []
-    for place, one in enumerate(served):
-        others = _overlapping(served, place)
+    for index, one in enumerate(served):
+        others = _overlapping(served, index)
         if one.cached_tokens is not None and not any(_overlap_s(one, other, _prefill, _prefill) for other in others):
             new = max(1, one.prompt_tokens - one.cached_tokens)
             prefills.append(PrefillPoint(new, one.cached_tokens, one.first_s - one.dispatched_s))
@@ -345,14 +349,20 @@ def traffic_points(requests: Iterable[LoggedRequest], replica: str) -> tuple[lis
     return _merged(prefills, _prefill_bin, _merge_prefill), _merged(decodes, _decode_bin, _merge_decode)
 
 
-def _served(row: LoggedRequest) -> _Served | None:
-    if row.status != 200 or row.attempts != 1 or row.ttft_s is None or row.e2e_s is None or not row.output_tokens:
+def _served(request: LoggedRequest) -> _Served | None:
+    if (
+        request.status != 200
+        or request.attempts != 1
+        or request.ttft_s is None
+        or request.e2e_s is None
+        or not request.output_tokens
+    ):
         return None
-    dispatched_s = row.received_s + (row.queued_s or 0.0)
-    first_s, ended_s = row.received_s + row.ttft_s, row.received_s + row.e2e_s
+    dispatched_s = request.received_s + (request.queued_s or 0.0)
+    first_s, ended_s = request.received_s + request.ttft_s, request.received_s + request.e2e_s
     if not dispatched_s < first_s <= ended_s:
         return None
-    return _Served(dispatched_s, first_s, ended_s, row.input_tokens, row.cached_tokens, row.output_tokens)
+    return _Served(dispatched_s, first_s, ended_s, request.input_tokens, request.cached_tokens, request.output_tokens)
 
 
 def _dispatched(one: _Served) -> float:
@@ -367,15 +377,15 @@ def _decode(one: _Served) -> tuple[float, float]:
     return one.first_s, one.ended_s
 
 
-def _overlapping(served: Sequence[_Served], place: int) -> list[_Served]:
+def _overlapping(served: Sequence[_Served], index: int) -> list[_Served]:
     """Return the others whose time overlaps; `served` is in order of dispatch."""
-    one = served[place]
-    after = place + 1
+    one = served[index]
+    after = index + 1
     while after < len(served) and served[after].dispatched_s < one.ended_s:
         after += 1
     # At most as many before as a batch: who was dispatched earlier and still runs.
-    before = [other for other in served[max(0, place - 512) : place] if other.ended_s > one.dispatched_s]
-    return [*before, *served[place + 1 : after]]
+    before = [other for other in served[max(0, index - 512) : index] if other.ended_s > one.dispatched_s]
+    return [*before, *served[index + 1 : after]]
 
 
 def _overlap_s(
@@ -433,7 +443,7 @@ def _merged(
     bins: dict[Hashable, list[PointT]] = defaultdict(list)
     for point in points:
         bins[bin_of(point)].append(point)
-    return [merge(found) for found in bins.values() if len(found) >= LEAST_PER_BIN]
+    return [merge(group) for group in bins.values() if len(group) >= LEAST_PER_BIN]
 
 
 #: Reasons of failed requests in the result.
@@ -518,18 +528,18 @@ def calibrate_engine(options: CalibrateOptions, *, advance: Callable[[str], None
 async def _calibrate_engine(options: CalibrateOptions, advance: Callable[[str], None]) -> Calibration:
     await wait_for_port(options.url, wait_s=PORT_WAIT_S, on_wait=lambda: None)
     async with open_engine_http(options.url, api_key=options.api_key, max_batch=options.bounds.max_batch) as http:
-        found = await identify(http, options.url, model=options.model)
-        engine = HttpEngine(http, options.url, model=found.model, engine=found.kind)
-        named = " ".join(filter(None, (found.kind, found.version)))
+        identified = await identify(http, options.url, model=options.model)
+        engine = HttpEngine(http, options.url, model=identified.model, engine=identified.kind)
+        named = " ".join(filter(None, (identified.kind, identified.version)))
         today = datetime.now(UTC).date()
         return await measured(
             engine,
             await engine.sizes(),
             options.bounds,
             seed=options.seed,
-            source=f"Measured by gorgo calibrate on {today}: {named}, model {found.model}",
+            source=f"Measured by gorgo calibrate on {today}: {named}, model {identified.model}",
             advance=advance,
-            report=found.report,
+            report=identified.report,
         )
 
 
@@ -539,7 +549,9 @@ def calibrate_log(path: Path, *, replica: str | None = None) -> Calibration:
     Raises `TraceError` for a file that is no request log, and `CalibrationError` for one without the times.
     """
     requests = read_logged_requests(path)
-    by_replica = Counter(row.replica for row in requests if row.replica is not None and row.ttft_s is not None)
+    by_replica = Counter(
+        request.replica for request in requests if request.replica is not None and request.ttft_s is not None
+    )
     if not by_replica:
         raise CalibrationError(f"{path}: no line has a replica and a ttft_s; expected a log of this version of GORGO")
     if replica is not None and replica not in by_replica:
@@ -565,4 +577,6 @@ def calibrate_log(path: Path, *, replica: str | None = None) -> Calibration:
 
 
 def _longest(requests: Iterable[LoggedRequest], replica: str) -> int:
-    return max(row.input_tokens + (row.output_tokens or 0) for row in requests if row.replica == replica)
+    return max(
+        request.input_tokens + (request.output_tokens or 0) for request in requests if request.replica == replica
+    )

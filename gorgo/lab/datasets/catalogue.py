@@ -51,16 +51,16 @@ def shapes() -> dict[str, Path]:
 
 def datasets() -> list[Dataset]:
     """Return all shipped traces, in the order of their names."""
-    found = (Dataset(name, shape.with_name(f"{name}.jsonl.gz"), shape) for name, shape in shapes().items())
-    return sorted((one for one in found if one.path.exists()), key=lambda dataset: dataset.name)
+    shipped = (Dataset(name, shape.with_name(f"{name}.jsonl.gz"), shape) for name, shape in shapes().items())
+    return sorted((one for one in shipped if one.path.exists()), key=lambda dataset: dataset.name)
 
 
 def shipped_path(name: str) -> Path:
     """Return the path of the shipped trace of that name; raises `TraceError` with the names there are."""
-    found = {dataset.name: dataset.path for dataset in datasets()}
-    if name not in found:
-        raise TraceError(f"no data set {name!r} comes with gorgo; there are: {', '.join(found) or 'none'}")
-    return found[name]
+    paths = {dataset.name: dataset.path for dataset in datasets()}
+    if name not in paths:
+        raise TraceError(f"no data set {name!r} comes with gorgo; there are: {', '.join(paths) or 'none'}")
+    return paths[name]
 
 
 def generate_requests(shape: Shape, *, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
@@ -142,8 +142,8 @@ def content_digest(trace: str | Path) -> str | None:
     path = _shape_of(trace) or (Path(trace) if Path(trace).exists() else shipped.get(str(trace)))
     if path is None or not path.is_file():
         return None
-    found = path.stat()
-    return _file_digest((path, found.st_mtime_ns, found.st_size))
+    status = path.stat()
+    return _file_digest((path, status.st_mtime_ns, status.st_size))
 
 
 @lru_cache(maxsize=64)

@@ -78,10 +78,10 @@ def remote_datasets() -> list[RemoteDataset]:
 
 def remote_dataset(name: str) -> RemoteDataset:
     """The one of that name; raises `TraceError` listing the names."""
-    found = {one.name: one for one in remote_datasets()}
-    if name not in found:
-        raise TraceError(f"no data set {name!r} can be fetched; there are: {', '.join(found)}")
-    return found[name]
+    by_name = {one.name: one for one in remote_datasets()}
+    if name not in by_name:
+        raise TraceError(f"no data set {name!r} can be fetched; there are: {', '.join(by_name)}")
+    return by_name[name]
 
 
 def _mooncake() -> Iterator[RemoteDataset]:
@@ -334,8 +334,8 @@ def _lengths(
     with _opened(source) as file:
         table = csv.DictReader(file)
         if missing := [name for name in names if name not in (table.fieldnames or ())]:
-            found = ", ".join(table.fieldnames or ()) or "nothing"
-            raise TraceError(f"{source}, line 1: no column {missing[0]!r} among {found[:200]}")
+            columns = ", ".join(table.fieldnames or ()) or "nothing"
+            raise TraceError(f"{source}, line 1: no column {missing[0]!r} among {columns[:200]}")
         for line, fields in enumerate(table, start=2):
             try:
                 at_s = seconds(fields[names[0]] or "")
@@ -476,12 +476,12 @@ def _items(source: Path) -> Iterator[Mapping[str, Any]]:
 
 def _object(text: str, source: Path, line: int) -> Mapping[str, Any]:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{source}, line {line}: {error}; expected an object") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise TraceError(f"{source}, line {line}: expected a JSON object")
-    return found
+    return parsed
 
 
 def _row(at_s: float, tokens: int, answer: int, ids: list[Any]) -> Row:
@@ -490,17 +490,17 @@ def _row(at_s: float, tokens: int, answer: int, ids: list[Any]) -> Row:
 
 def _seconds_or_date(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
         return _date_s(text)
-    if not isfinite(found):
+    if not isfinite(seconds):
         raise ValueError(text)
-    return found
+    return seconds
 
 
 def _date_s(text: str) -> float:
-    found = datetime.fromisoformat(text.strip())
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    date = datetime.fromisoformat(text.strip())
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def _opened(source: Path) -> TextIO:

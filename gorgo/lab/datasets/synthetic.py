@@ -86,17 +86,17 @@ class _Blocks:
         self._by_text: dict[TextName | tuple[TextName, ...], dict[int, int]] = {}
 
     def of(self, row: MadeRow) -> list[int]:
-        size, length, found, end = self._block_tokens, row.input_tokens, list[int](), 0
+        size, length, numbers, end = self._block_tokens, row.input_tokens, list[int](), 0
         for text, reached in _texts(row):
-            known = self._by_text.setdefault(text, {})
+            number_of_end = self._by_text.setdefault(text, {})
             while end < length and (next_end := min(end + size, length)) <= reached:
                 end = next_end
-                number = known.get(end)
+                number = number_of_end.get(end)
                 if number is None:
-                    number = known[end] = self._count
+                    number = number_of_end[end] = self._count
                     self._count += 1
-                found.append(number)
-        return found
+                numbers.append(number)
+        return numbers
 
 
 def _texts(row: MadeRow) -> Iterator[tuple[TextName | tuple[TextName, ...], int]]:
@@ -220,8 +220,8 @@ class _Workload:
 
     def rows(self) -> Iterator[MadeRow]:
         yield from self._singles()
-        for place in range(self._shape.conversations):
-            now_s = self._shape.ramp_s * place / self._shape.conversations
+        for index in range(self._shape.conversations):
+            now_s = self._shape.ramp_s * index / self._shape.conversations
             while now_s < self._shape.duration_s:
                 rows, now_s = self._conversation(now_s)
                 yield from rows
@@ -232,18 +232,18 @@ class _Workload:
             now_s += self._draws.exponential(1 / shape.single_per_s)
             if now_s >= shape.duration_s:
                 return
-            own = self._draws.log_normal(shape.single_median, shape.single_sigma)
-            yield self._row(now_s, self._begin(), own)
+            tokens = self._draws.log_normal(shape.single_median, shape.single_sigma)
+            yield self._row(now_s, self._begin(), tokens)
 
     def _conversation(self, now_s: float) -> tuple[list[MadeRow], float]:
         """Its requests, and when its place is free again."""
         shape, draws = self._shape, self._draws
         user, rows = self._begin(), list[MadeRow]()
-        own = draws.log_normal(shape.history_median, shape.history_sigma)
+        tokens = draws.log_normal(shape.history_median, shape.history_sigma)
         for _ in range(draws.geometric(shape.turns_mean)):
-            own += draws.log_normal(shape.turn_median, shape.turn_sigma)
-            rows.append(self._row(now_s, user, own))
-            own += rows[-1].output_tokens
+            tokens += draws.log_normal(shape.turn_median, shape.turn_sigma)
+            rows.append(self._row(now_s, user, tokens))
+            tokens += rows[-1].output_tokens
             now_s += shape.think_s_min + draws.exponential(shape.think_s_mean)
             if rows[-1].input_tokens >= shape.input_max or now_s >= shape.duration_s:
                 break

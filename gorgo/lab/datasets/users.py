@@ -131,9 +131,9 @@ class _Window:
     def _give_levels(self, parts: list[_Part]) -> None:
         shape, before, shift = self._shape, 0, self._draws.uniform()
         for part in self._draws.shuffled(parts):
-            place = (before + part.requests / 2) / shape.requests
-            part.level = quantile(shape.input_quantiles, place)
-            other = min(max((shift + TURN_LAPS * place) % 1, TAIL), 1 - TAIL)
+            position = (before + part.requests / 2) / shape.requests
+            part.level = quantile(shape.input_quantiles, position)
+            other = min(max((shift + TURN_LAPS * position) % 1, TAIL), 1 - TAIL)
             part.per_turn = shape.turn_median * math.exp(shape.turn_sigma * NormalDist().inv_cdf(other))
             before += part.requests
 
@@ -152,9 +152,9 @@ class _Window:
         own_median = part.level * shape.one_shot_own * math.exp(-(TURN_NOISE**2) / 2)
         shared = round(part.level * (1 - shape.one_shot_own))
         for _ in range(part.requests):
-            own = max(1, round(draws.log_normal(own_median, TURN_NOISE)))
+            new_tokens = max(1, round(draws.log_normal(own_median, TURN_NOISE)))
             answer = shape.answer_share * draws.log_normal(shape.turn_median, shape.turn_sigma)
-            yield self._prompt(shared, self._text(), shared + own, answer, turn=1)
+            yield self._prompt(shared, self._text(), shared + new_tokens, answer, turn=1)
 
     def _turns(self, part: _Part) -> Iterator[_Prompt]:
         """Yield a conversation; some turns are repeated word for word."""
@@ -162,13 +162,13 @@ class _Window:
         again = [False, *(draws.uniform() < shape.retry_budget_ratio for _ in range(part.requests - 1))]
         half_span = (len(again) - sum(again) - 1) / 2
         shared = round(min(part.user.system_tokens, SYSTEM_PART_MAX * part.level))
-        per_turn, own = _start(part, part.level - shared, shape.input_max - shared, half_span)
-        turn, added = max(1, round(own / per_turn)), 0.0
+        per_turn, own_tokens = _start(part, part.level - shared, shape.input_max - shared, half_span)
+        turn, added = max(1, round(own_tokens / per_turn)), 0.0
         for is_again in again:
             if not is_again:
-                own, turn = own + added, turn + (added > 0)
+                own_tokens, turn = own_tokens + added, turn + (added > 0)
             added = draws.log_normal(per_turn * math.exp(-(TURN_NOISE**2) / 2), TURN_NOISE)
-            yield self._prompt(shared, part.number, shared + round(own), shape.answer_share * added, turn=turn)
+            yield self._prompt(shared, part.number, shared + round(own_tokens), shape.answer_share * added, turn=turn)
 
     def _prompt(self, shared: int, text: int, input_tokens: int, answer: float, *, turn: int) -> _Prompt:
         shape = self._shape
@@ -210,7 +210,7 @@ def _start(part: _Part, own_mean: float, own_max: float, half_span: float) -> tu
 def _request_counts(shape: UsersShape) -> list[int]:
     """Return at least 1 each, `requests` in all; requests beyond the first are log-normal."""
     places = [(number + 0.5) / shape.users for number in range(shape.users)]
-    sizes = [math.exp(shape.requests_sigma * NormalDist().inv_cdf(place)) for place in places]
+    sizes = [math.exp(shape.requests_sigma * NormalDist().inv_cdf(share)) for share in places]
     rest = (shape.requests - shape.users) / sum(sizes)
     ends = [round(rest * size) for size in accumulate(sizes)]
     return [1 + end - before for before, end in zip([0, *ends], ends, strict=False)]
@@ -266,8 +266,8 @@ def sharing_rows(shape: SharingShape) -> Iterator[MadeRow]:
         yield _shared_row(shape, draws, prefix, number, now_s)
 
 
-def _new(shape: SharingShape, number: int, place: float) -> _Prefix:
-    tokens = quantile(shape.input_quantiles, place)
+def _new(shape: SharingShape, number: int, share: float) -> _Prefix:
+    tokens = quantile(shape.input_quantiles, share)
     return _Prefix(number, round(tokens * shape.shared_share), tokens * (1 - shape.shared_share))
 
 
@@ -326,7 +326,7 @@ class _GroupTraffic:
         """Return a user drawn at random, or the next one whose pause is over; the first drawn if none's is."""
         first = self._draws.below(len(self._users))
         places = (first + step for step in range(len(self._users)))
-        ready = (self._users[place % len(self._users)] for place in places)
+        ready = (self._users[index % len(self._users)] for index in places)
         return next((user for user in ready if user.ready_s <= now_s), self._users[first])
 
     def _request(self, user: _GroupUser, now_s: float) -> MadeRow:
@@ -340,7 +340,7 @@ class _GroupTraffic:
         user.ready_s = now_s + shape.think_s_min + output * shape.answer_token_s
         input_tokens = min(shape.input_max, system_tokens + max(1, round(user.own_tokens)))
         user.ends.append(input_tokens)
-        row = MadeRow(
+        made = MadeRow(
             timestamp_ms=int(1000 * now_s),
             shared=("group", user.group),
             shared_tokens=min(system_tokens, shape.input_max - 1),
@@ -353,7 +353,7 @@ class _GroupTraffic:
         )
         user.own_tokens += output
         user.ends.append(input_tokens + output)
-        return row
+        return made
 
     def _begin(self, user: _GroupUser, system_tokens: int) -> None:
         shape, draws = self._shape, self._draws
@@ -374,7 +374,7 @@ def rag_rows(shape: RagShape) -> Iterator[MadeRow]:
     lengths = [
         max(1, round(draws.log_normal(shape.document_median, shape.document_sigma))) for _ in range(shape.documents)
     ]
-    shares = list(accumulate((place + 1) ** -shape.popularity for place in range(shape.documents)))
+    shares = list(accumulate((rank + 1) ** -shape.popularity for rank in range(shape.documents)))
     while True:
         now_s += draws.exponential(1 / shape.rate_per_s)
         if now_s >= shape.duration_s:
@@ -413,21 +413,21 @@ def herd_rows(shape: HerdShape) -> Iterator[MadeRow]:
     #: The session in each place, and how many turns it has had.
     sessions, turns = list(range(shape.sessions)), [0] * shape.sessions
     for number in range(shape.rounds):
-        for place in draws.shuffled(range(shape.sessions)):
+        for session in draws.shuffled(range(shape.sessions)):
             if number and draws.uniform() < shape.leaving_share:
-                sessions[place], turns[place], begun = begun, 0, begun + 1
+                sessions[session], turns[session], begun = begun, 0, begun + 1
             now_s += draws.exponential(shape.gap_s)
-            turns[place] += 1
-            answered = (turns[place] - 1) * shape.output_tokens
+            turns[session] += 1
+            answered = (turns[session] - 1) * shape.output_tokens
             yield MadeRow(
                 timestamp_ms=int(1000 * now_s),
-                shared=("group", place % shape.groups),
+                shared=("group", session % shape.groups),
                 shared_tokens=shape.system_tokens,
-                own=("session", sessions[place]),
-                input_tokens=shape.system_tokens + turns[place] * shape.question_tokens + answered,
+                own=("session", sessions[session]),
+                input_tokens=shape.system_tokens + turns[session] * shape.question_tokens + answered,
                 output_tokens=shape.output_tokens,
-                user=f"session-{sessions[place]}",
-                turn=turns[place],
+                user=f"session-{sessions[session]}",
+                turn=turns[session],
             )
 
 

@@ -249,13 +249,13 @@ class CacheMirror(KvObserver):
         root = 0 if parent is None else self._own.get(parent)
         if root is None:
             return  # Blocks behind an unknown one cannot be named; the router counts them as not cached.
-        for engine_hash, own in zip(
+        for engine_hash, own_hash in zip(
             hashes, chain_hashes(items, block_tokens=self.block_tokens, root=root), strict=True
         ):
             if engine_hash in self._own:
                 self._copies[engine_hash] = self._copies.get(engine_hash, 0) + 1
-            self._own[engine_hash] = own
-            self._evicted.pop(own, None)
+            self._own[engine_hash] = own_hash
+            self._evicted.pop(own_hash, None)
 
     def removed(self, hashes: Sequence[int]) -> None:
         for engine_hash in hashes:
@@ -383,16 +383,16 @@ class PushReporter:
         try:
             url = f"{target.url.rstrip('/')}/internal/{route}"
             async with session.post(url, params=query, headers=headers, data=body) as answer:
-                found = await answer.json()
+                reply = await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self._record(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
             return None
         if answer.status != 200:
-            details = found.get("error", {}) if isinstance(found, dict) else {}
+            details = reply.get("error", {}) if isinstance(reply, dict) else {}
             self._record(f"{answer.status} {details.get('code')}: {details.get('message')}")
             return None
         self._record(None)
-        return "sync" if isinstance(found, dict) and found.get("sync_needed") else "done"
+        return "sync" if isinstance(reply, dict) and reply.get("sync_needed") else "done"
 
     def _record(self, failure: str | None) -> None:
         """Notify of a reason other than the last one."""

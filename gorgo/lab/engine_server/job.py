@@ -47,7 +47,7 @@ _FORMATS = {
 _WORD = "simulated"
 
 
-def value_of(schema: object, place: str) -> Any:
+def value_of(schema: object, path: str) -> Any:
     """Return a value that `schema` accepts.
 
     Raises `BadRequest` that names the place in the body, such as `tools[0].function.parameters.properties.city`.
@@ -57,7 +57,7 @@ def value_of(schema: object, place: str) -> Any:
     >>> value_of({"type": "object", "properties": {"n": {"type": "integer", "minimum": 3}}}, "schema")
     {'n': 3}
     """
-    return _SchemaReader(schema).value(schema, place, 0)
+    return _SchemaReader(schema).value(schema, path, 0)
 
 
 class _SchemaReader:
@@ -67,97 +67,97 @@ class _SchemaReader:
         self._root = root
         self._left = MAX_VALUES
 
-    def value(self, schema: object, place: str, depth: int) -> Any:
+    def value(self, schema: object, path: str, depth: int) -> Any:
         self._left -= 1
         if depth > MAX_DEPTH or self._left < 0:
-            raise BadRequest(f"{place}: nested too deeply or too large to simulate")
+            raise BadRequest(f"{path}: nested too deeply or too large to simulate")
         if schema is True:
             return _WORD
         if not isinstance(schema, Mapping):
-            raise BadRequest(f"{place}: expected a JSON schema, an object")
+            raise BadRequest(f"{path}: expected a JSON schema, an object")
         for name in _REFUSED_KEYWORDS:
             if name in schema:
-                raise BadRequest(f"{place}.{name}: not simulated; leave it out")
+                raise BadRequest(f"{path}.{name}: not simulated; leave it out")
         if "const" in schema:
             return schema["const"]
         if isinstance(schema.get("enum"), list) and schema["enum"]:
             return schema["enum"][0]
         if "$ref" in schema:
-            return self.value(self._referred(schema["$ref"], place), place, depth + 1)
+            return self.value(self._referred(schema["$ref"], path), path, depth + 1)
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), list) and schema[name]:
-                return self.value(schema[name][0], f"{place}.{name}[0]", depth + 1)
+                return self.value(schema[name][0], f"{path}.{name}[0]", depth + 1)
         if isinstance(schema.get("allOf"), list) and schema["allOf"]:
-            return self.value(self._merged(schema, place), place, depth + 1)
-        return self._typed(schema, place, depth)
+            return self.value(self._merged(schema, path), path, depth + 1)
+        return self._typed(schema, path, depth)
 
-    def _typed(self, schema: Mapping[str, Any], place: str, depth: int) -> Any:
+    def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> Any:
         kind = _type_of(schema)
         if kind == "object":
-            return self._object(schema, place, depth)
+            return self._object(schema, path, depth)
         if kind == "array":
-            return self._array(schema, place, depth)
+            return self._array(schema, path, depth)
         if kind == "string":
-            return _text(schema, place)
+            return _text(schema, path)
         if kind in ("integer", "number"):
-            return _number(schema, place, whole=kind == "integer")
+            return _number(schema, path, whole=kind == "integer")
         if kind == "boolean":
             return True
         if kind == "null":
             return None
-        raise BadRequest(f"{place}.type: expected a type of JSON, got {str(kind)[:40]!r}")
+        raise BadRequest(f"{path}.type: expected a type of JSON, got {str(kind)[:40]!r}")
 
-    def _object(self, schema: Mapping[str, Any], place: str, depth: int) -> dict[str, Any]:
+    def _object(self, schema: Mapping[str, Any], path: str, depth: int) -> dict[str, Any]:
         properties = schema.get("properties") or {}
         required = schema.get("required") or []
         if not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise BadRequest(f"{place}: expected properties as an object and required as a list")
+            raise BadRequest(f"{path}: expected properties as an object and required as a list")
         names = [name for name in properties if name in required or depth < MAX_DEPTH // 2]
-        made = {name: self.value(properties[name], f"{place}.properties.{name}", depth + 1) for name in names}
+        made = {name: self.value(properties[name], f"{path}.properties.{name}", depth + 1) for name in names}
         others = schema.get("additionalProperties", True)
         for name in required:
             if name not in made:
                 if others is False or not isinstance(name, str):
-                    raise BadRequest(f"{place}.required: {name!r} is no property")
-                made[name] = self.value(others, f"{place}.additionalProperties", depth + 1)
+                    raise BadRequest(f"{path}.required: {name!r} is no property")
+                made[name] = self.value(others, f"{path}.additionalProperties", depth + 1)
         return made
 
-    def _array(self, schema: Mapping[str, Any], place: str, depth: int) -> list[Any]:
+    def _array(self, schema: Mapping[str, Any], path: str, depth: int) -> list[Any]:
         first = schema.get("prefixItems") or []
-        most = _count(schema, "maxItems", place, default=MAX_TEXT)
-        count = max(_count(schema, "minItems", place, default=0), min(1, most), min(len(first), most))
+        most = _count(schema, "maxItems", path, default=MAX_TEXT)
+        count = max(_count(schema, "minItems", path, default=0), min(1, most), min(len(first), most))
         if count > most or (schema.get("uniqueItems") and count > 1):
-            raise BadRequest(f"{place}: no list of these items is simulated")
+            raise BadRequest(f"{path}: no list of these items is simulated")
         rest = schema.get("items", True)
         if count > len(first) and rest is False:
             count = len(first)
-        return [self.value(first[n] if n < len(first) else rest, f"{place}.items", depth + 1) for n in range(count)]
+        return [self.value(first[n] if n < len(first) else rest, f"{path}.items", depth + 1) for n in range(count)]
 
-    def _referred(self, reference: object, place: str) -> object:
-        found: object = self._root
+    def _referred(self, reference: object, path: str) -> object:
+        target: object = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise BadRequest(f"{place}.$ref: expected a reference within the schema, as #/$defs/name")
+            raise BadRequest(f"{path}.$ref: expected a reference within the schema, as #/$defs/name")
         for part in reference.removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            elif isinstance(found, Mapping) and name in found:
-                found = found[name]
+            if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+                target = target[int(name)]
+            elif isinstance(target, Mapping) and name in target:
+                target = target[name]
             else:
-                raise BadRequest(f"{place}.$ref: nothing is at {reference[:80]}")
-        return found
+                raise BadRequest(f"{path}.$ref: nothing is at {reference[:80]}")
+        return target
 
-    def _merged(self, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+    def _merged(self, schema: Mapping[str, Any], path: str) -> dict[str, Any]:
         """Return `allOf` and its siblings as one schema: properties and required names together."""
         merged: dict[str, Any] = {}
         for part in ({name: schema[name] for name in schema if name != "allOf"}, *schema["allOf"]):
             while isinstance(part, Mapping) and "$ref" in part:
                 self._left -= 1
                 if self._left < 0:
-                    raise BadRequest(f"{place}: nested too deeply or too large to simulate")
-                part = self._referred(part["$ref"], place)
+                    raise BadRequest(f"{path}: nested too deeply or too large to simulate")
+                part = self._referred(part["$ref"], path)
             if not isinstance(part, Mapping):
-                raise BadRequest(f"{place}.allOf: expected a list of JSON schemas")
+                raise BadRequest(f"{path}.allOf: expected a list of JSON schemas")
             properties = {**merged.get("properties", {}), **(part.get("properties") or {})}
             required = [*merged.get("required", []), *(part.get("required") or [])]
             merged = {**merged, **part, "properties": properties, "required": required}
@@ -177,18 +177,18 @@ def _type_of(schema: Mapping[str, Any]) -> object:
     return kind
 
 
-def _text(schema: Mapping[str, Any], place: str) -> str:
+def _text(schema: Mapping[str, Any], path: str) -> str:
     text = _FORMATS.get(str(schema.get("format")), _WORD)
-    least = _count(schema, "minLength", place, default=0)
-    most = _count(schema, "maxLength", place, default=MAX_TEXT)
+    least = _count(schema, "minLength", path, default=0)
+    most = _count(schema, "maxLength", path, default=MAX_TEXT)
     if least > most or (schema.get("format") in _FORMATS and not least <= len(text) <= most):
-        raise BadRequest(f"{place}: no text of these lengths is simulated")
+        raise BadRequest(f"{path}: no text of these lengths is simulated")
     return (text * (least // len(text) + 1))[: max(least, min(len(text), most))]
 
 
-def _number(schema: Mapping[str, Any], place: str, *, whole: bool) -> float:
-    low, high = _bound(schema, "minimum", place), _bound(schema, "maximum", place)
-    above, below = _bound(schema, "exclusiveMinimum", place), _bound(schema, "exclusiveMaximum", place)
+def _number(schema: Mapping[str, Any], path: str, *, whole: bool) -> float:
+    low, high = _bound(schema, "minimum", path), _bound(schema, "maximum", path)
+    above, below = _bound(schema, "exclusiveMinimum", path), _bound(schema, "exclusiveMaximum", path)
     if whole:
         low = None if low is None else ceil(low)
         low = low if above is None else max(floor(above) + 1, floor(above) + 1 if low is None else low)
@@ -200,7 +200,7 @@ def _number(schema: Mapping[str, Any], place: str, *, whole: bool) -> float:
         high = min((one for one in (high, below) if one is not None), default=None)
         value = _between(low, high)
     if (high is not None and value > high) or value in (below, above):
-        raise BadRequest(f"{place}: no number is within these bounds")
+        raise BadRequest(f"{path}: no number is within these bounds")
     return value
 
 
@@ -210,23 +210,23 @@ def _between(low: float | None, high: float | None) -> float:
     return low + 1 if high is None else low if low == high else (low + high) / 2
 
 
-def _bound(schema: Mapping[str, Any], name: str, place: str) -> float | None:
+def _bound(schema: Mapping[str, Any], name: str, path: str) -> float | None:
     value = schema.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 2**53:
-        raise BadRequest(f"{place}.{name}: expected a number")
+        raise BadRequest(f"{path}.{name}: expected a number")
     return value
 
 
-def _count(schema: Mapping[str, Any], name: str, place: str, *, default: int) -> int:
+def _count(schema: Mapping[str, Any], name: str, path: str, *, default: int) -> int:
     value = schema.get(name)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadRequest(f"{place}.{name}: expected a whole number")
+        raise BadRequest(f"{path}.{name}: expected a whole number")
     if value > MAX_TEXT and name.startswith("min"):
-        raise BadRequest(f"{place}.{name}: too large to simulate")
+        raise BadRequest(f"{path}.{name}: too large to simulate")
     return value
 
 
@@ -294,10 +294,10 @@ def messages_output(body: Mapping[str, Any]) -> RequestedOutput:
     """Return the output of a body of /v1/messages; raises `BadRequest` with the field."""
     tools = []
     for number, tool in enumerate(_tools(body)):
-        place = f"tools[{number}]"
-        _expect(isinstance(tool, Mapping), f"{place}: expected an object")
-        _expect(tool.get("type", "custom") == "custom", f"{place}.type: only tools of the client are simulated")
-        tools.append(_Tool(_name(tool, place), tool.get("input_schema"), f"{place}.input_schema"))
+        path = f"tools[{number}]"
+        _expect(isinstance(tool, Mapping), f"{path}: expected an object")
+        _expect(tool.get("type", "custom") == "custom", f"{path}.type: only tools of the client are simulated")
+        tools.append(_Tool(_name(tool, path), tool.get("input_schema"), f"{path}.input_schema"))
     choice = body.get("tool_choice")
     wanted: object = None
     if choice is not None:
@@ -325,36 +325,36 @@ class _Named:
 
 def _call(tools: Sequence[_Tool], wanted: object, last_text: str) -> RequestedOutput | None:
     """Return the call that is requested, if any. With `auto` it is that of a tool which the last user message names."""
-    found: _Tool | None = None
+    chosen: _Tool | None = None
     if isinstance(wanted, _Named):
-        found = next((tool for tool in tools if tool.name == wanted.name), None)
-        _expect(found is not None, f"tool_choice: no tool is named {str(wanted.name)[:80]!r}")
+        chosen = next((tool for tool in tools if tool.name == wanted.name), None)
+        _expect(chosen is not None, f"tool_choice: no tool is named {str(wanted.name)[:80]!r}")
     elif wanted == "required":
         _expect(bool(tools), "tool_choice: a call is required, but there are no tools")
-        found = next((tool for tool in tools if tool.name in last_text), tools[0])
+        chosen = next((tool for tool in tools if tool.name in last_text), tools[0])
     elif wanted != "none":
-        found = next((tool for tool in tools if tool.name in last_text), None)
-    if found is None:
+        chosen = next((tool for tool in tools if tool.name in last_text), None)
+    if chosen is None:
         return None
-    schema = {"type": "object"} if found.schema is None else found.schema
-    return RequestedOutput(_dump(value_of(schema, found.place)), found.name)
+    schema = {"type": "object"} if chosen.schema is None else chosen.schema
+    return RequestedOutput(_dump(value_of(schema, chosen.place)), chosen.name)
 
 
-def _formatted(form: object, place: str, *, nested: str | None) -> RequestedOutput:
+def _formatted(form: object, path: str, *, nested: str | None) -> RequestedOutput:
     """Return text in a response format. Its schema is within `nested`, or beside its type."""
     if form is None:
         return WORDS
-    _expect(isinstance(form, Mapping), f"{place}: expected an object")
+    _expect(isinstance(form, Mapping), f"{path}: expected an object")
     assert isinstance(form, Mapping)
     kind = form.get("type")
     if kind == "text":
         return WORDS
     if kind == "json_object":
         return RequestedOutput(_dump(_OBJECT))
-    _expect(kind == "json_schema", f"{place}.type: expected text, json_object or json_schema")
-    holder, place = (form, place) if nested is None else (_field(form, nested, place), f"{place}.{nested}")
-    _expect(holder.get("schema") is not None, f"{place}.schema: expected a JSON schema")
-    return RequestedOutput(_dump(value_of(holder["schema"], f"{place}.schema")))
+    _expect(kind == "json_schema", f"{path}.type: expected text, json_object or json_schema")
+    holder, path = (form, path) if nested is None else (_field(form, nested, path), f"{path}.{nested}")
+    _expect(holder.get("schema") is not None, f"{path}.schema: expected a JSON schema")
+    return RequestedOutput(_dump(value_of(holder["schema"], f"{path}.schema")))
 
 
 def _tools(body: Mapping[str, Any]) -> list[Any]:
@@ -364,16 +364,16 @@ def _tools(body: Mapping[str, Any]) -> list[Any]:
     return tools or []
 
 
-def _openai_tool(tool: Any, place: str, nested: str | None) -> _Tool:
-    _expect(isinstance(tool, Mapping), f"{place}: expected an object")
-    _expect(tool.get("type") == "function", f"{place}.type: only function is simulated")
-    holder, place = (tool, place) if nested is None else (_field(tool, nested, place), f"{place}.{nested}")
-    return _Tool(_name(holder, place), holder.get("parameters"), f"{place}.parameters")
+def _openai_tool(tool: Any, path: str, nested: str | None) -> _Tool:
+    _expect(isinstance(tool, Mapping), f"{path}: expected an object")
+    _expect(tool.get("type") == "function", f"{path}.type: only function is simulated")
+    holder, path = (tool, path) if nested is None else (_field(tool, nested, path), f"{path}.{nested}")
+    return _Tool(_name(holder, path), holder.get("parameters"), f"{path}.parameters")
 
 
-def _name(holder: Mapping[str, Any], place: str) -> str:
+def _name(holder: Mapping[str, Any], path: str) -> str:
     name = holder.get("name")
-    _expect(isinstance(name, str) and name != "", f"{place}.name: expected a name")
+    _expect(isinstance(name, str) and name != "", f"{path}.name: expected a name")
     return str(name)
 
 
@@ -389,10 +389,10 @@ def _last_text(messages: object) -> str:
     return "\n".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and part.get("text"))
 
 
-def _field(holder: Mapping[str, Any], name: str, place: str) -> Mapping[str, Any]:
+def _field(holder: Mapping[str, Any], name: str, path: str) -> Mapping[str, Any]:
     value = holder.get(name)
     if not isinstance(value, Mapping):
-        raise BadRequest(f"{name if place == 'body' else f'{place}.{name}'}: expected an object")
+        raise BadRequest(f"{name if path == 'body' else f'{path}.{name}'}: expected an object")
     return value
 
 

@@ -1,9 +1,10 @@
 """The state behind the routes of one simulated replica: engine, RTT, faults and open requests.
 
-Owns the path of a request into the engine and of its response back, and the engine model in wall time (`StepLoop`,
-`Deliveries`), and the faults that a test or a demonstration injects: at most one is active, a new one replaces it. It
-lasts for `count` requests that generate, or for `seconds`, or until it is replaced. The routes read bodies and write
-answers.
+Owns the path of a request into the engine and of its response back, the engine model in wall time (`StepLoop`,
+`Deliveries`), and the faults that a test or a demonstration injects. The routes read bodies and write answers.
+
+At most one fault is active; a new one replaces it. It lasts for `count` requests that generate, or for `seconds`, or
+until it is replaced.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ class Tape:
 
         So an engine that is given the beginning of an answer goes on with it, as a model would.
         """
-        place = self._places.get(prompt[-TOKEN_BYTES:])
-        if place is not None:
-            return (place + TOKEN_BYTES) % (_WORDS * TOKEN_BYTES)
+        offset = self._places.get(prompt[-TOKEN_BYTES:])
+        if offset is not None:
+            return (offset + TOKEN_BYTES) % (_WORDS * TOKEN_BYTES)
         return crc32(prompt) % _WORDS * TOKEN_BYTES
 
     def token(self, start: int, number: int) -> bytes:

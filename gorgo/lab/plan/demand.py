@@ -54,11 +54,11 @@ class Demand:
     span_s: float
     block_tokens: int
 
-    def of(self, place: int) -> Demand:
+    def of(self, group_index: int) -> Demand:
         """Return the demand of one region's clients alone."""
-        own = [request for request, origin in zip(self.feed, self.origins, strict=True) if origin == place]
-        feed = tuple(replace(request, index=index) for index, request in enumerate(own))
-        return Demand(feed, [0] * len(feed), (self.groups[place],), self.span_s, self.block_tokens)
+        requests = [request for request, origin in zip(self.feed, self.origins, strict=True) if origin == group_index]
+        feed = tuple(replace(request, index=index) for index, request in enumerate(requests))
+        return Demand(feed, [0] * len(feed), (self.groups[group_index],), self.span_s, self.block_tokens)
 
 
 def read_demand(trace: str, groups: Sequence[ClientGroup], filters: TraceFilters, *, growth: float = 1.0) -> Demand:
@@ -75,13 +75,13 @@ def read_demand(trace: str, groups: Sequence[ClientGroup], filters: TraceFilters
     feeds = [_feed(name, filters, block_tokens) for name in traces]
     span_s = max(feed[-1].arrival_s for feed in feeds)
     arrivals = [
-        (moved, place)
-        for place, (group, feed) in enumerate(zip(groups, feeds, strict=True))
-        for moved in _turned(feed, group, place, span_s=span_s, growth=growth)
+        (moved, group_index)
+        for group_index, (group, feed) in enumerate(zip(groups, feeds, strict=True))
+        for moved in _turned(feed, group, group_index, span_s=span_s, growth=growth)
     ]
     arrivals.sort(key=lambda one: (one[0].arrival_s, one[1]))
     merged = tuple(replace(request, index=index) for index, (request, _) in enumerate(arrivals))
-    return Demand(merged, [place for _, place in arrivals], tuple(groups), span_s / growth, block_tokens)
+    return Demand(merged, [group_index for _, group_index in arrivals], tuple(groups), span_s / growth, block_tokens)
 
 
 def _feed(trace: str, filters: TraceFilters, block_tokens: int) -> Sequence[SimRequest]:
@@ -94,10 +94,10 @@ def _feed(trace: str, filters: TraceFilters, block_tokens: int) -> Sequence[SimR
 
 
 def _turned(
-    feed: Sequence[SimRequest], group: ClientGroup, place: int, *, span_s: float, growth: float
+    feed: Sequence[SimRequest], group: ClientGroup, group_index: int, *, span_s: float, growth: float
 ) -> Iterator[SimRequest]:
     """Yield the requests of one region's clients: turned round, and with prefixes and sessions of their own."""
-    salt, shift_s = _salt(place), group.shift_h * _HOUR_S
+    salt, shift_s = _salt(group_index), group.shift_h * _HOUR_S
     for request in feed:
         # The longest trace ends at the span itself, which is not its beginning.
         arrival_s = request.arrival_s if not shift_s else (request.arrival_s + shift_s) % span_s
@@ -111,11 +111,11 @@ def _turned(
         )
 
 
-def _salt(place: int) -> Callable[[bytes], bytes]:
+def _salt(group_index: int) -> Callable[[bytes], bytes]:
     """Return a map of hashes to others, one to one; that of the first place changes nothing."""
-    if not place:
+    if not group_index:
         return bytes
-    mask = np.frombuffer(blake2b(place.to_bytes(4, "little"), digest_size=8).digest(), dtype="<u8")
+    mask = np.frombuffer(blake2b(group_index.to_bytes(4, "little"), digest_size=8).digest(), dtype="<u8")
     return lambda blocks: (np.frombuffer(blocks, dtype="<u8") ^ mask).tobytes()
 
 
@@ -184,24 +184,24 @@ class LowerBounds:
         return not has.covers(self.needed) or not self._is_near(tuple(count > 0 for count in fleet))
 
     def _is_near(self, present: tuple[bool, ...]) -> bool:
-        found = self._near_enough.get(present)
-        if found is None:
-            found = self._near_enough[present] = self._meets_alone(present)
-        return found
+        is_near = self._near_enough.get(present)
+        if is_near is None:
+            is_near = self._near_enough[present] = self._meets_alone(present)
+        return is_near
 
     def _meets_alone(self, present: tuple[bool, ...]) -> bool:
         ttft_s, e2e_s = np.full(len(self._origins), inf), np.full(len(self._origins), inf)
         for alone, is_there in zip(self._alone, present, strict=True):
             if is_there:
                 ttft_s, e2e_s = np.minimum(ttft_s, alone.ttft_s), np.minimum(e2e_s, alone.e2e_s)
-        for place, group in enumerate(self._groups):
-            own = self._origins == place
+        for index, group in enumerate(self._groups):
+            of_group = self._origins == index
             objective, rtt_s = _objective(group.objective), group.rtt_ms / 1e3
-            meets = np.ones(int(own.sum()), dtype=bool)
+            meets = np.ones(int(of_group.sum()), dtype=bool)
             if objective.ttft_ms is not None:
-                meets &= ttft_s[own] + rtt_s <= objective.ttft_ms / 1e3
+                meets &= ttft_s[of_group] + rtt_s <= objective.ttft_ms / 1e3
             if objective.e2e_s is not None:
-                meets &= e2e_s[own] + rtt_s <= objective.e2e_s
+                meets &= e2e_s[of_group] + rtt_s <= objective.e2e_s
             if meets.sum() < objective.share * len(meets):
                 return False
         return True
@@ -238,17 +238,17 @@ def _needed(demand: Demand, kinds: Sequence[Kind]) -> Rates:
     new = prompt - found_share * cached_tokens(demand.feed, demand.block_tokens)
     firsts = [one.first_token_s for one in objectives]
     ends = [one.e2e_s for one in objectives]
-    found = Rates()
+    rates = Rates()
     if all(firsts):
         first_s = max(bound for bound in firsts if bound)
-        found = replace(found, prefill=_most(arrivals, new, np.full(len(new), first_s), may_miss))
+        rates = replace(rates, prefill=_most(arrivals, new, np.full(len(new), first_s), may_miss))
         step_s = min(kind.profile.decode_s(1, 0) for kind in kinds)
         holding_s = np.maximum(output - 1, 0) * step_s
-        found = replace(found, kv=_most(arrivals, (new + output / 2) * holding_s, first_s + holding_s, may_miss))
+        rates = replace(rates, kv=_most(arrivals, (new + output / 2) * holding_s, first_s + holding_s, may_miss))
     if all(ends):
         end_s = max(bound for bound in ends if bound)
-        found = replace(found, decode=_most(arrivals, output, np.full(len(output), end_s), may_miss))
-    return found
+        rates = replace(rates, decode=_most(arrivals, output, np.full(len(output), end_s), may_miss))
+    return rates
 
 
 def _most(arrivals: Floats, work: Floats, until_s: Floats, may_miss: int) -> float:
@@ -272,7 +272,11 @@ def _most(arrivals: Floats, work: Floats, until_s: Floats, may_miss: int) -> flo
             first, last = np.searchsorted(arrivals, (begin_s, begin_s + window_s))
             if last - first <= may_miss:
                 continue
-            own = work[first:last]
-            left_out = np.partition(own, len(own) - may_miss)[len(own) - may_miss :].sum() if may_miss else 0.0
-            most = max(most, (own.sum() - left_out) / (window_s + until_s[first:last].max()))
+            window_work = work[first:last]
+            left_out = (
+                np.partition(window_work, len(window_work) - may_miss)[len(window_work) - may_miss :].sum()
+                if may_miss
+                else 0.0
+            )
+            most = max(most, (window_work.sum() - left_out) / (window_s + until_s[first:last].max()))
     return most

@@ -161,8 +161,8 @@ def make_plan(options: PlanOptions, *, advance: Callable[[str], None]) -> Plan:
     settings = options.settings
     demand = read_demand(options.trace, settings.groups, options.filters, growth=options.growth)
     world = World(options, demand, settings.kinds(), advance)
-    found = world.search(wanted=options.fleets)
-    plan = Plan(kinds=world.kinds, demand=demand, found=found)
+    outcome = world.search(wanted=options.fleets)
+    plan = Plan(kinds=world.kinds, demand=demand, found=outcome)
     chosen = plan.chosen
     if chosen is None:
         return plan
@@ -171,20 +171,20 @@ def make_plan(options: PlanOptions, *, advance: Callable[[str], None]) -> Plan:
         intervals=world.intervals(chosen.counts),
         headroom=world.headroom(chosen.counts),
         losses=tuple(world.losses(chosen.counts)),
-        alone=tuple(_alone(options, demand, place, advance) for place in range(len(demand.groups))),
+        alone=tuple(_alone(options, demand, group_index, advance) for group_index in range(len(demand.groups))),
     )
 
 
-def _alone(options: PlanOptions, demand: Demand, place: int, advance: Callable[[str], None]) -> Measured | None:
+def _alone(options: PlanOptions, demand: Demand, group_index: int, advance: Callable[[str], None]) -> Measured | None:
     """Return the cheapest fleet of a region for its own clients, with a router of its own; None if there is none."""
-    settings, group = options.settings, demand.groups[place]
+    settings, group = options.settings, demand.groups[group_index]
     near_s = settings.rtt_ms.get(settings.router, 0.0) / 1e3
     kinds = tuple(replace(kind, rtt_s=near_s) for kind in settings.kinds() if kind.region == group.region)
     if not kinds:
         return None
-    own = replace(demand.of(place), groups=(replace(group, rtt_ms=min(group.rtt_ms, near_s * 1e3)),))
-    found = World(options, own, kinds, advance).search(wanted=1)
-    return found.serving[0] if found.serving else None
+    alone = replace(demand.of(group_index), groups=(replace(group, rtt_ms=min(group.rtt_ms, near_s * 1e3)),))
+    outcome = World(options, alone, kinds, advance).search(wanted=1)
+    return outcome.serving[0] if outcome.serving else None
 
 
 class World:
@@ -222,7 +222,11 @@ class World:
 
     def losses(self, counts: Counts) -> Iterator[Loss]:
         """Yield the fleet with a replica less of each kind, and without each region."""
-        without = {f"one {kind.name}": _less(counts, place) for place, kind in enumerate(self.kinds) if counts[place]}
+        without = {
+            f"one {kind.name}": _less(counts, kind_index)
+            for kind_index, kind in enumerate(self.kinds)
+            if counts[kind_index]
+        }
         regions = dict.fromkeys(kind.region for kind, count in zip(self.kinds, counts, strict=True) if count)
         for region in regions:
             left = tuple(0 if kind.region == region else count for kind, count in zip(self.kinds, counts, strict=True))
@@ -238,7 +242,8 @@ class World:
         arrivals = np.array([request.arrival_s for request in self._demand.feed])
         window = np.minimum((arrivals / (self._demand.span_s or 1.0) * WINDOWS).astype(int), WINDOWS - 1)
         return tuple(
-            _interval(met[origins == place], window[origins == place]) for place in range(len(self._demand.groups))
+            _interval(met[origins == group_index], window[origins == group_index])
+            for group_index in range(len(self._demand.groups))
         )
 
     def _serves(self, counts: Counts, load: float) -> bool:
@@ -273,13 +278,13 @@ class World:
 
     def _run(self, jobs: Sequence[SimJob]) -> list[_Run]:
         """Return in their order which requests of each run met their objectives, and its records."""
-        found: dict[tuple[str, int, float], _Run] = {}
+        runs: dict[tuple[str, int, float], _Run] = {}
         # A single run is quicker here than in a process to which the feed has to be sent.
         n_jobs = 1 if len(jobs) == 1 else self._options.n_jobs
         for run in run_many(jobs, n_jobs=n_jobs):
             records = run.requests or ()
-            found[_key(run.job)] = _met(records, self._demand), records
-        return [found[_key(job)] for job in jobs]
+            runs[_key(run.job)] = _met(records, self._demand), records
+        return [runs[_key(job)] for job in jobs]
 
     def _mean(self, counts: Counts, runs: Sequence[_Run]) -> Measured:
         origins = np.array(self._demand.origins)
@@ -290,9 +295,11 @@ class World:
             counts=counts,
             price=price,
             egress=self._egress(runs[0][1]),
-            attained=tuple(float(met[origins == place].mean()) for place in range(len(groups))),
+            attained=tuple(float(met[origins == group_index].mean()) for group_index in range(len(groups))),
             objective=tuple(group.objective.share for group in groups if group.objective is not None),
-            quantiles=tuple(_quantiles(runs[0][1], origins == place, group) for place, group in enumerate(groups)),
+            quantiles=tuple(
+                _quantiles(runs[0][1], origins == group_index, group) for group_index, group in enumerate(groups)
+            ),
         )
 
     def _egress(self, records: Sequence[SimRecord]) -> float:
@@ -347,34 +354,36 @@ def _tpot_ms(record: ClientRecord) -> float | None:
 
 
 def _quantiles(
-    records: Sequence[SimRecord], own: np.ndarray[Any, np.dtype[np.bool_]], clients: ClientGroup
+    records: Sequence[SimRecord], is_of_group: np.ndarray[Any, np.dtype[np.bool_]], clients: ClientGroup
 ) -> tuple[float | None, float | None, float | None]:
     """Return the quantiles of a region's clients at the wanted share; a failed request takes for ever."""
     assert clients.objective is not None, "the settings have given each group one"
     share = clients.objective.share
-    chosen = [record for record, is_own in zip(records, own.tolist(), strict=True) if is_own]
+    chosen = [record for record, is_own in zip(records, is_of_group.tolist(), strict=True) if is_own]
     ttft = _quantile([None if one.ttft_ms is None else one.ttft_ms + clients.rtt_ms for one in chosen], share)
     e2e = _quantile([None if one.e2e_s is None else one.e2e_s + clients.rtt_ms / 1e3 for one in chosen], share)
     return ttft, e2e, _quantile([_tpot_ms(one) for one in chosen if (one.output_tokens or 0) > 1], share)
 
 
 def _quantile(values: Sequence[float | None], share: float) -> float | None:
-    known = np.sort(np.array([np.inf if value is None else value for value in values]))
-    if not len(known):
+    ascending = np.sort(np.array([np.inf if value is None else value for value in values]))
+    if not len(ascending):
         return None
-    value = float(known[min(int(np.ceil(share * len(known))) - 1, len(known) - 1)])
+    value = float(ascending[min(int(np.ceil(share * len(ascending))) - 1, len(ascending) - 1)])
     return value if np.isfinite(value) else None
 
 
 def _interval(met: Floats, window: np.ndarray[Any, np.dtype[np.int_]]) -> tuple[float, ...]:
     """Return the mean of the windows' shares with its interval, weighted as requests are by taking whole windows."""
-    shares = [float(met[window == place].mean()) for place in range(WINDOWS) if (window == place).any()]
+    shares = [
+        float(met[window == window_index].mean()) for window_index in range(WINDOWS) if (window == window_index).any()
+    ]
     mean, *ends = mean_interval(shares)
     return (mean, *(min(max(end, 0.0), 1.0) for end in ends))
 
 
-def _less(counts: Counts, place: int) -> Counts:
-    return (*counts[:place], counts[place] - 1, *counts[place + 1 :])
+def _less(counts: Counts, kind_index: int) -> Counts:
+    return (*counts[:kind_index], counts[kind_index] - 1, *counts[kind_index + 1 :])
 
 
 def fleet_of(kinds: Sequence[Kind], counts: Counts) -> SimFleet:
@@ -433,12 +442,12 @@ def write_plan_plot(path: Path, plan: Plan) -> None:
     image = BytesIO()
     with mpl.rc_context(RC):
         figure, axes = panels(len(groups), BROAD, sharey=True)
-        for place, (panel, group) in enumerate(zip(axes, groups, strict=True)):
-            wanted = plan.found.measured[0].objective[place] if plan.found.measured else 0.0
+        for group_index, (panel, group) in enumerate(zip(axes, groups, strict=True)):
+            wanted = plan.found.measured[0].objective[group_index] if plan.found.measured else 0.0
             for serves, colour, marker in ((False, GREY, "x"), (True, "#0072B2", "o")):
                 chosen = [one for one in plan.found.measured if one.serves is serves]
                 label = "serves all regions" if serves else "does not"
-                shares = [one.attained[place] * 100 for one in chosen]
+                shares = [one.attained[group_index] * 100 for one in chosen]
                 panel.scatter([one.cost for one in chosen], shares, c=colour, marker=marker, s=26, label=label)
             panel.axhline(wanted * 100, color="#D55E00", linewidth=1, linestyle="--", label="wanted")
             panel.set_title(f"clients of {group.region}")
@@ -477,14 +486,14 @@ def regions_text(kinds: Sequence[Kind], counts: Counts, settings: PlanSettings) 
             {
                 "name": one.name,
                 "region": one.region,
-                "url": f"http://127.0.0.1:{30_000 + place}",
+                "url": f"http://127.0.0.1:{30_000 + index}",
                 "accelerator": one.profile.accelerator,
                 "capacity": {
                     "kv_tokens": one.profile.kv_tokens,
                     "max_running_requests": one.profile.max_running_requests,
                 },
             }
-            for place, one in enumerate(replicas)
+            for index, one in enumerate(replicas)
         ],
         "simulation": {
             "profile": next(iter(profiles.values())),

@@ -117,11 +117,11 @@ def fleets_by_price(kinds: Sequence[Kind]) -> Iterator[tuple[float, Counts]]:
         if size:
             yield price, counts
         # Only kinds from the last one on are added, so each fleet has one way to be made.
-        for place in range(first, len(kinds)):
-            if counts[place] < kinds[place].quota:
-                more = (*counts[:place], counts[place] + 1, *counts[place + 1 :])
+        for kind_index in range(first, len(kinds)):
+            if counts[kind_index] < kinds[kind_index].quota:
+                more = (*counts[:kind_index], counts[kind_index] + 1, *counts[kind_index + 1 :])
                 exact = sum(kind.price_per_hour * count for kind, count in zip(kinds, more, strict=True))
-                heappush(heap, (exact, size + 1, more, place))
+                heappush(heap, (exact, size + 1, more, kind_index))
 
 
 def search(
@@ -152,10 +152,10 @@ def search(
     failed: list[Counts] = []
     excluded = dominated = 0
     limit, is_complete, step = inf, True, FIRST_STEP
-    for place, (price, counts) in enumerate(fleets_by_price(kinds)):
+    for rank, (price, counts) in enumerate(fleets_by_price(kinds)):
         if price > limit:
             break
-        if place >= FLEETS_MAX:
+        if rank >= FLEETS_MAX:
             is_complete = False
             break
         if excludes(counts):
@@ -179,13 +179,13 @@ def _probes(
     counts: Counts, kinds: Sequence[Kind], step: int, at_once: int, measured: Container[Counts]
 ) -> Sequence[Counts]:
     """Return fleets to simulate: larger ones by up to `step` replicas, that are not simulated yet; at last itself."""
-    found: list[Counts] = []
+    fleets: list[Counts] = []
     while True:
         larger = _larger(counts, kinds, step)
-        if larger not in measured and larger not in found:
-            found.append(larger)
-        if not step or len(found) == at_once:
-            return found or (counts,)
+        if larger not in measured and larger not in fleets:
+            fleets.append(larger)
+        if not step or len(fleets) == at_once:
+            return fleets or (counts,)
         step //= 2
 
 
@@ -193,7 +193,7 @@ def _larger(counts: Counts, kinds: Sequence[Kind], step: int) -> Counts:
     """Return the fleet with `step` replicas more, each of the kind with the fewest, as far as quotas allow."""
     more = list(counts)
     for _ in range(step):
-        free = [place for place, kind in enumerate(kinds) if more[place] < kind.quota]
+        free = [kind_index for kind_index, kind in enumerate(kinds) if more[kind_index] < kind.quota]
         if not free:
             break
         more[min(free, key=more.__getitem__)] += 1
@@ -215,4 +215,4 @@ def _order(one: Measured) -> tuple[float, int, Counts]:
 
 
 def _within(counts: Counts, larger: Counts) -> bool:
-    return all(own <= other for own, other in zip(counts, larger, strict=True))
+    return all(count <= other for count, other in zip(counts, larger, strict=True))

@@ -132,14 +132,14 @@ class PlanSettings:
 
     def kinds(self) -> tuple[Kind, ...]:
         """Return every kind of replica with a price and a quota, cheapest first. Raises `UnknownProfile`."""
-        found = [
+        kinds = [
             Kind(region=region, accelerator=name, profile=named_profile(one.profile), profile_name=one.profile,
                  price_per_hour=price, quota=one.quota[region], rtt_s=self.rtt_ms[region] / 1e3)
             for name, one in self.accelerators.items()
             for region, price in one.price_per_hour.items()
             if one.quota.get(region)
         ]  # fmt: skip
-        return tuple(sorted(found, key=lambda kind: (kind.price_per_hour, kind.region, kind.accelerator)))
+        return tuple(sorted(kinds, key=lambda kind: (kind.price_per_hour, kind.region, kind.accelerator)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +168,11 @@ def read_settings(path: Path) -> PlanSettings:
 
 
 def _problems(settings: PlanSettings) -> Sequence[tuple[str, str]]:
-    found = [("objective", settings.objective)]
-    found += [(f"clients.{one.region}.objective", one.objective) for one in settings.clients if one.objective]
+    objectives = [("objective", settings.objective)]
+    objectives += [(f"clients.{one.region}.objective", one.objective) for one in settings.clients if one.objective]
     problems = [
         (key, "no bound; expected ttft_ms, tpot_ms or e2e_s")
-        for key, objective in found
+        for key, objective in objectives
         if objective.ttft_ms is objective.tpot_ms is objective.e2e_s is None
     ]
     regions = [one.region for one in settings.clients]

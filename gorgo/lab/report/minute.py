@@ -100,18 +100,18 @@ class SlowMinute:
     @property
     def verdict(self) -> str:
         """Return in a sentence which part grew most, where, and behind whose load."""
-        grown = [(row.more_s, row.part) for row in self.parts if row.more_s is not None]
+        grown = [(part_row.more_s, part_row.part) for part_row in self.parts if part_row.more_s is not None]
         if not grown:
             return "There is no usual minute to compare it with: the log has too few requests before it."
         more_s, part = max(grown)
         if more_s < _LEAST_MORE_S:
             return "No part took longer than in the hour before."
         words = f"{part} took {ms(more_s * 1e3)} ms longer per request than in the hour before"
-        slower = [row for row in self.replicas if (row.ttft_s or 0.0) > 1.5 * (row.usual_ttft_s or inf)]
+        slower = [replica for replica in self.replicas if (replica.ttft_s or 0.0) > 1.5 * (replica.usual_ttft_s or inf)]
         if slower:
-            names = ", ".join(row.name for row in slower[:3])
+            names = ", ".join(replica.name for replica in slower[:3])
             words += f", {'at all replicas' if len(slower) == len(self.replicas) > 1 else f'at {names}'}"
-        blamed = max(self.clients, key=lambda row: row.blame or 0.0)
+        blamed = max(self.clients, key=lambda client: client.blame or 0.0)
         if part in (*_WAITS_ANYWHERE, *_WAITS_THERE) and (blamed.blame or 0.0) >= 0.5 and len(self.clients) > 1:
             words += f", for {share(blamed.blame)} behind requests of {blamed.name}"
         return f"{words[0].upper()}{words[1:]}."
@@ -129,55 +129,56 @@ def p95(values: Sequence[float]) -> float | None:
 
 def slow_minute(rows: Sequence[LoggedRequest], start_s: float) -> SlowMinute:
     """Return the minute from `start_s` on, of rows in order of time. Raises `ReportError` if it has no request."""
-    inside = tuple(row for row in rows if start_s <= row.received_s < start_s + MINUTE_S)
-    before = tuple(row for row in rows if start_s - BEFORE_S <= row.received_s < start_s)
+    inside = tuple(request for request in rows if start_s <= request.received_s < start_s + MINUTE_S)
+    before = tuple(request for request in rows if start_s - BEFORE_S <= request.received_s < start_s)
     if not inside:
         first, last = clock(rows[0].received_s), clock(rows[-1].received_s)
-        found = f"no request was received in the minute from {clock(start_s)} UTC"
-        raise ReportError(f"{found}; expected a minute between {first} and {last} UTC, which the log has")
+        problem = f"no request was received in the minute from {clock(start_s)} UTC"
+        raise ReportError(f"{problem}; expected a minute between {first} and {last} UTC, which the log has")
     enough = before if len(before) >= LEAST_BEFORE else ()
-    running = [row for row in rows if row.received_s < start_s + MINUTE_S and _end_s(row) > start_s]
+    running = [request for request in rows if request.received_s < start_s + MINUTE_S and _end_s(request) > start_s]
     blame = _blame(inside, running)
     minutes = max(1.0, (start_s - enough[0].received_s) / MINUTE_S) if enough else 1.0
 
     def loads(name_of: Callable[[LoggedRequest], str | None]) -> list[LoadRow]:
-        names = dict.fromkeys(name_of(row) for row in (*inside, *enough))
-        found = [_load(name, inside, enough, minutes, name_of) for name in names if name is not None]
-        return sorted(found, key=lambda row: -row.uncached_tokens)
+        names = dict.fromkeys(name_of(request) for request in (*inside, *enough))
+        loads_by_name = [_load(name, inside, enough, minutes, name_of) for name in names if name is not None]
+        return sorted(loads_by_name, key=lambda load: -load.uncached_tokens)
 
     replicas = [
-        replace(row, most_at_once=_most_at_once([one for one in running if one.replica == row.name], start_s))
-        for row in loads(lambda logged: logged.replica)
+        replace(load, most_at_once=_most_at_once([one for one in running if one.replica == load.name], start_s))
+        for load in loads(lambda logged: logged.replica)
     ]
-    clients = [replace(row, blame=blame.get(row.name)) for row in loads(client_of)]
+    clients = [replace(load, blame=blame.get(load.name)) for load in loads(client_of)]
     return SlowMinute(start_s, inside, before, _parts(inside, enough), tuple(replicas), tuple(clients))
 
 
-def client_of(row: LoggedRequest) -> str:
+def client_of(request: LoggedRequest) -> str:
     """Return the name of a request's client."""
-    return NO_KEY if row.client is None else row.client
+    return NO_KEY if request.client is None else request.client
 
 
-def _end_s(row: LoggedRequest) -> float:
-    return row.received_s + (row.e2e_s or 0.0)
+def _end_s(request: LoggedRequest) -> float:
+    return request.received_s + (request.e2e_s or 0.0)
 
 
 def _parts(inside: Sequence[LoggedRequest], before: Sequence[LoggedRequest]) -> tuple[PartRow, ...]:
-    found = []
-    for place, part in enumerate(PARTS):
+    part_rows = []
+    for index, part in enumerate(PARTS):
         minute_s, before_s = (
-            mean_of_known(row.ttft_parts_s[place] for row in rows if row.ttft_parts_s) for rows in (inside, before)
+            mean_of_known(request.ttft_parts_s[index] for request in rows if request.ttft_parts_s)
+            for rows in (inside, before)
         )
-        found.append(PartRow(part, minute_s, before_s))
-    return (*found, PartRow("decode", mean_of_known(map(_decode_s, inside)), mean_of_known(map(_decode_s, before))))
+        part_rows.append(PartRow(part, minute_s, before_s))
+    return (*part_rows, PartRow("decode", mean_of_known(map(_decode_s, inside)), mean_of_known(map(_decode_s, before))))
 
 
-def _decode_s(row: LoggedRequest) -> float | None:
-    return None if row.ttft_s is None or row.e2e_s is None else max(0.0, row.e2e_s - row.ttft_s)
+def _decode_s(request: LoggedRequest) -> float | None:
+    return None if request.ttft_s is None or request.e2e_s is None else max(0.0, request.e2e_s - request.ttft_s)
 
 
-def _uncached(row: LoggedRequest) -> int:
-    return max(0, row.input_tokens - (row.cached_tokens or 0))
+def _uncached(request: LoggedRequest) -> int:
+    return max(0, request.input_tokens - (request.cached_tokens or 0))
 
 
 def _load(
@@ -187,13 +188,13 @@ def _load(
     minutes: float,
     name_of: Callable[[LoggedRequest], str | None],
 ) -> LoadRow:
-    mine, usual = ([row for row in rows if name_of(row) == name] for rows in (inside, before))
+    mine, usual = ([request for request in rows if name_of(request) == name] for rows in (inside, before))
     return LoadRow(
         name=name,
         requests=len(mine),
         uncached_tokens=sum(map(_uncached, mine)),
-        output_tokens=sum(row.output_tokens or 0 for row in mine),
-        failed=sum(row.status >= 500 for row in mine),
+        output_tokens=sum(request.output_tokens or 0 for request in mine),
+        failed=sum(request.status >= 500 for request in mine),
         usual_requests=len(usual) / minutes,
         usual_uncached_tokens=sum(map(_uncached, usual)) / minutes,
         ttft_s=_median(mine),
@@ -202,14 +203,14 @@ def _load(
 
 
 def _median(rows: Sequence[LoggedRequest]) -> float | None:
-    known = [row.ttft_s for row in rows if row.ttft_s is not None]
-    return median(known) if known else None
+    ttfts_s = [request.ttft_s for request in rows if request.ttft_s is not None]
+    return median(ttfts_s) if ttfts_s else None
 
 
 def _most_at_once(rows: Sequence[LoggedRequest], start_s: float) -> int:
     """Return the most requests that were in flight at one moment of the minute."""
-    changes = [(max(row.received_s, start_s), 1) for row in rows]
-    changes += [(_end_s(row), -1) for row in rows]
+    changes = [(max(request.received_s, start_s), 1) for request in rows]
+    changes += [(_end_s(request), -1) for request in rows]
     most = count = 0
     for at_s, change in sorted(changes):
         if at_s >= start_s + MINUTE_S:
@@ -222,11 +223,11 @@ def _most_at_once(rows: Sequence[LoggedRequest], start_s: float) -> int:
 def _blame(inside: Sequence[LoggedRequest], running: Sequence[LoggedRequest]) -> dict[str, float]:
     """Return of the waits of the minute's requests the share of each client whose prompts were before them."""
     waits: dict[str, float] = defaultdict(float)
-    for row in inside:
-        before = [other for other in running if other.received_s < row.received_s < _first_s(other)]
-        there = [other for other in before if other.replica == row.replica]
+    for request in inside:
+        before = [other for other in running if other.received_s < request.received_s < _first_s(other)]
+        there = [other for other in before if other.replica == request.replica]
         for parts, others in ((_WAITS_ANYWHERE, before), (_WAITS_THERE, there)):
-            waited_s = sum(row.ttft_parts_s[PARTS.index(part)] for part in parts) if row.ttft_parts_s else 0.0
+            waited_s = sum(request.ttft_parts_s[PARTS.index(part)] for part in parts) if request.ttft_parts_s else 0.0
             total = sum(map(_uncached, others))
             for other in others if total else ():
                 waits[client_of(other)] += waited_s * _uncached(other) / total
@@ -234,9 +235,9 @@ def _blame(inside: Sequence[LoggedRequest], running: Sequence[LoggedRequest]) ->
     return {client: waited_s / total_s for client, waited_s in waits.items()} if total_s else {}
 
 
-def _first_s(row: LoggedRequest) -> float:
+def _first_s(request: LoggedRequest) -> float:
     """Return when the prompt of a request had been computed."""
-    return _end_s(row) if row.ttft_s is None else row.received_s + row.ttft_s
+    return _end_s(request) if request.ttft_s is None else request.received_s + request.ttft_s
 
 
 # The page.
@@ -255,7 +256,10 @@ def _ms(seconds: float | None) -> str:
 
 
 def _parts_table(minute: SlowMinute) -> PageTable:
-    rows = [TableRow(row.part, (_ms(row.minute_s), _ms(row.before_s), _ms(row.more_s))) for row in minute.parts]
+    rows = [
+        TableRow(part_row.part, (_ms(part_row.minute_s), _ms(part_row.before_s), _ms(part_row.more_s)))
+        for part_row in minute.parts
+    ]
     note = "Means per request. Router includes its queue; residual is what no estimate explains, as foreign load."
     header = ("part", "this minute", "hour before", "more")
     return PageTable("What the time consisted of, ms", header, tuple(rows), note=note)
@@ -275,19 +279,19 @@ def _replicas_table(minute: SlowMinute) -> PageTable:
     )
     rows = [
         TableRow(
-            row.name,
+            load.name,
             (
-                f"{row.requests:,}",
-                f"{row.usual_requests:,.1f}",
-                f"{row.uncached_tokens:,}",
-                f"{row.usual_uncached_tokens:,.0f}",
-                f"{row.most_at_once:,}",
-                f"{row.failed:,}",
-                _ms(row.ttft_s),
-                _ms(row.usual_ttft_s),
+                f"{load.requests:,}",
+                f"{load.usual_requests:,.1f}",
+                f"{load.uncached_tokens:,}",
+                f"{load.usual_uncached_tokens:,.0f}",
+                f"{load.most_at_once:,}",
+                f"{load.failed:,}",
+                _ms(load.ttft_s),
+                _ms(load.usual_ttft_s),
             ),
         )
-        for row in minute.replicas[:MAX_ROWS]
+        for load in minute.replicas[:MAX_ROWS]
     ]
     note = f"Usual: of a minute of the hour before, which has {len(minute.before):,} requests."
     return PageTable("The fleet", header, tuple(rows), max(0, len(minute.replicas) - MAX_ROWS), note)
@@ -298,41 +302,49 @@ def _clients_table(minute: SlowMinute) -> PageTable:
     header = (*header, "TTFT p50 ms", "usual", "waits behind it")
     rows = [
         TableRow(
-            row.name,
+            load.name,
             (
-                f"{row.requests:,}",
-                f"{row.usual_requests:,.1f}",
-                f"{row.uncached_tokens:,}",
-                f"{row.usual_uncached_tokens:,.0f}",
-                f"{row.output_tokens:,}",
-                _ms(row.ttft_s),
-                _ms(row.usual_ttft_s),
-                share(row.blame),
+                f"{load.requests:,}",
+                f"{load.usual_requests:,.1f}",
+                f"{load.uncached_tokens:,}",
+                f"{load.usual_uncached_tokens:,.0f}",
+                f"{load.output_tokens:,}",
+                _ms(load.ttft_s),
+                _ms(load.usual_ttft_s),
+                share(load.blame),
             ),
         )
-        for row in minute.clients[:MAX_ROWS]
+        for load in minute.clients[:MAX_ROWS]
     ]
     note = "Waits behind it: of the time at the router, in engines' queues and unexplained, by the prompts before."
     return PageTable("Whose load", header, tuple(rows), max(0, len(minute.clients) - MAX_ROWS), note)
 
 
 def _slowest_table(minute: SlowMinute) -> PageTable:
-    slowest = sorted(minute.requests, key=lambda row: -(row.ttft_s or row.e2e_s or 0.0))
+    slowest = sorted(minute.requests, key=lambda request: -(request.ttft_s or request.e2e_s or 0.0))
     rows = []
-    for row in slowest[:SLOWEST]:
-        parts = [_ms(part) for part in row.ttft_parts_s] or ["-"] * len(PARTS)
-        what = (client_of(row), row.replica or "-", f"{row.status}", f"{row.attempts}", f"{row.input_tokens:,}")
-        rows.append(TableRow(clock(row.received_s), (*what, f"{row.cached_tokens or 0:,}", _ms(row.ttft_s), *parts)))
+    for request in slowest[:SLOWEST]:
+        parts = [_ms(part) for part in request.ttft_parts_s] or ["-"] * len(PARTS)
+        what = (
+            client_of(request),
+            request.replica or "-",
+            f"{request.status}",
+            f"{request.attempts}",
+            f"{request.input_tokens:,}",
+        )
+        rows.append(
+            TableRow(clock(request.received_s), (*what, f"{request.cached_tokens or 0:,}", _ms(request.ttft_s), *parts))
+        )
     header = ("received", "client", "replica", "status", "attempts", "tokens", "cached", "TTFT ms", *PARTS)
     return PageTable("The slowest requests, parts in ms", header, tuple(rows), max(0, len(slowest) - SLOWEST))
 
 
 def _twin_table(minute: SlowMinute, twins: Sequence[TwinRow]) -> PageTable:
-    known = [row.ttft_s for row in minute.requests if row.ttft_s is not None]
-    rows = [TableRow("as it was", (f"{len(known):,}", _ms(median(known) if known else None), _ms(p95(known))))]
-    for row in twins:
-        cells = f"{row.requests:,}", _ms(row.ttft_s_p50), _ms(row.ttft_s_p95)
-        rows.append(TableRow(f"{row.name}, simulated", cells, is_reference=row.name == "oracle"))
+    ttfts_s = [request.ttft_s for request in minute.requests if request.ttft_s is not None]
+    rows = [TableRow("as it was", (f"{len(ttfts_s):,}", _ms(median(ttfts_s) if ttfts_s else None), _ms(p95(ttfts_s))))]
+    for twin in twins:
+        cells = f"{twin.requests:,}", _ms(twin.ttft_s_p50), _ms(twin.ttft_s_p95)
+        rows.append(TableRow(f"{twin.name}, simulated", cells, is_reference=twin.name == "oracle"))
     note = (
         "The same requests in virtual time on the fleet of regions.yaml. Compare the oracle, which knows the state of "
         "every engine, with the simulated policy, not with what was: engines and network are models."
@@ -354,12 +366,12 @@ def _plot(minute: SlowMinute) -> dict[str, object]:
 
 def _draw(minute: SlowMinute, layout: Layout) -> Figure:
     figure, (panel,) = panels(1, layout, height=3.2)
-    rows = [row for row in minute.requests if row.ttft_parts_s]
-    x = [row.received_s - minute.start_s for row in rows]
+    rows = [request for request in minute.requests if request.ttft_parts_s]
+    x = [request.received_s - minute.start_s for request in rows]
     base = [0.0] * len(rows)
-    for place in range(len(PARTS)):
-        heights = [row.ttft_parts_s[place] for row in rows]
-        panel.bar(x, heights, width=0.35, bottom=base, color=COLOURS[place])
+    for index in range(len(PARTS)):
+        heights = [request.ttft_parts_s[index] for request in rows]
+        panel.bar(x, heights, width=0.35, bottom=base, color=COLOURS[index])
         base = [below + height for below, height in zip(base, heights, strict=True)]
     panel.set_xlim(-1.0, MINUTE_S + 1.0)
     panel.set_xlabel("received, s of the minute")

@@ -75,9 +75,9 @@ def load_points(comparison: Comparison) -> list[PlotPoint]:
     points = []
     for title, figure in RATIO_MEASURES.items() if len(comparison.loads) > 1 else ():
         for cell in comparison.cells:
-            known = [value for row in cell.rows.values() if (value := figure(row)) is not None]
+            values = [value for row in cell.rows.values() if (value := figure(row)) is not None]
             if mean := figure(cell.mean):
-                points.append(PlotPoint(title, cell.label, cell.load, mean, min(known), max(known), len(known)))
+                points.append(PlotPoint(title, cell.label, cell.load, mean, min(values), max(values), len(values)))
     return points
 
 
@@ -123,9 +123,9 @@ def load_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layou
     """Draw a panel per measure against the load, with bars from the lowest to the highest run."""
     figure, drawn = _figure(comparison, points, layout, LOAD_AXIS, height=3.6)
     for panel, title, curves in drawn:
-        for line, own in curves:
-            x = [point.x for point in own]
-            _draw_bars(panel, x, own, line, linestyle=line.dashes, elinewidth=0.8, capsize=2)
+        for line, curve in curves:
+            x = [point.x for point in curve]
+            _draw_bars(panel, x, curve, line, linestyle=line.dashes, elinewidth=0.8, capsize=2)
         style.set_load_ticks(panel, [point.x for point in points])
         style.set_log_ticks(panel, "y")
         panel.set_title(f"{title} (log scale)")
@@ -135,15 +135,15 @@ def load_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layou
 def ratio_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layout = BROAD) -> Figure:
     """Draw each policy at its own place within a load, with thin lines between loads; a bar at 1 is undecided."""
     figure, drawn = _figure(comparison, points, layout, LOAD_AXIS, height=3.4, sharey=True)
-    places = {load: place for place, load in enumerate(sorted({point.x for point in points}))}
+    places = {load: index for index, load in enumerate(sorted({point.x for point in points}))}
     for panel, title, curves in drawn:
         panel.axhline(1, color="#555555", linewidth=1)
-        for number, (line, own) in enumerate(curves):
+        for number, (line, curve) in enumerate(curves):
             shift = (number - (len(curves) - 1) / 2) * GROUP_WIDTH / len(curves)
-            x = [places[point.x] + shift for point in own]
-            _draw_bars(panel, x, own, line, linestyle="", elinewidth=1.2, capsize=0)
-        for place in range(1, len(places)):
-            panel.axvline(place - 0.5, color="#e4e4e4", linewidth=1)
+            x = [places[point.x] + shift for point in curve]
+            _draw_bars(panel, x, curve, line, linestyle="", elinewidth=1.2, capsize=0)
+        for index in range(1, len(places)):
+            panel.axvline(index - 0.5, color="#e4e4e4", linewidth=1)
         panel.set_xlim(-0.5, len(places) - 0.5)
         panel.grid(visible=False, axis="x")
         panel.set_xticks(range(len(places)), [f"{load:.3g}" for load in places])
@@ -159,9 +159,9 @@ def tail_plot(comparison: Comparison, points: Sequence[PlotPoint], layout: Layou
     figure, drawn = _figure(comparison, points, layout, "TTFT, ms (log scale)", sharey=True)
     for panel, load, curves in drawn:
         panel.axhline(0.05, color="#aaaaaa", linewidth=0.8)
-        for line, own in curves:
-            if least := [point.x for point in own if point.x > 0]:  # a logarithmic axis has no 0
-                x, y = [max(point.x, min(least)) for point in own], [point.value for point in own]
+        for line, curve in curves:
+            if least := [point.x for point in curve if point.x > 0]:  # a logarithmic axis has no 0
+                x, y = [max(point.x, min(least)) for point in curve], [point.value for point in curve]
                 panel.plot(x, y, color=line.colour, linestyle=line.dashes, zorder=3 - line.is_reference)
         panel.set_title(f"load {load}")
         panel.set_yscale("log")
@@ -197,7 +197,7 @@ def _figure(comparison: Comparison, points: Sequence[PlotPoint], layout: Layout,
     curves = {title: {label: list[PlotPoint]() for label in lines} for title in titles}
     for point in points:
         curves[point.panel][point.policy].append(point)
-    by_line = [[(lines[label], own) for label, own in curves[title].items()] for title in titles]
+    by_line = [[(lines[label], curve) for label, curve in curves[title].items()] for title in titles]
     return figure, list(zip(axes, titles, by_line, strict=True))
 
 
@@ -245,9 +245,11 @@ def tuning_plot(generations: Sequence[ReportGeneration], layout: Layout = BROAD)
     sigma = [(one.number, one.sigma) for one in generations if one.sigma is not None]
     _draw_generations(axes[-2], "sigma", [], sigma, style.BLACK, style.BLACK)
     tried = [(one.number, one.objective_ms, one.accepted) for one in generations if one.objective_ms is not None]
-    known = [(one.number, one.incumbent_objective_ms) for one in generations if one.incumbent_objective_ms is not None]
+    incumbents = [
+        (one.number, one.incumbent_objective_ms) for one in generations if one.incumbent_objective_ms is not None
+    ]
     title = "objective: p95 TTFT of the window, ms"
-    _draw_generations(axes[-1], title, tried, known, style.VERMILLION, style.BLUE)
+    _draw_generations(axes[-1], title, tried, incumbents, style.VERMILLION, style.BLUE)
     axes[-1].set_xlabel("generation")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     accepted = Line2D([], [], color=style.GREY, marker="o", linestyle="", label="accepted")

@@ -83,7 +83,7 @@ def load_table(cells: Sequence[Cell], source: str) -> PageTable:
     for cell in cells:
         row, values = cell.mean, [measure.value(cell.mean) for measure in measures]
         texts = [_text(value, measure.form) for value, measure in zip(values, measures, strict=True)]
-        bold = {place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
+        bold = {column for column, text in enumerate(texts) if text == best[column] and not cell.is_reference}
         requests = f"{row.n:,} of {row.planned:,}, partial" if row.is_partial else f"{row.n:,}"
         counts = f"{len(cell.rows):,}", requests, f"{row.errors:,}"
         rows.append(TableRow(cell.label, (*texts, *counts), frozenset(bold), cell.is_reference))
@@ -97,10 +97,10 @@ def _text(value: float | None, form: str) -> str:
 
 def _best_text(rows: Sequence[ResultRow], measure: ResultColumn) -> str | None:
     """Return the best figure as displayed; None if all read the same."""
-    known = [value for row in rows if (value := measure.value(row)) is not None]
-    if measure.best is None or len({format(value, measure.form) for value in known}) < 2:
+    values = [value for row in rows if (value := measure.value(row)) is not None]
+    if measure.best is None or len({format(value, measure.form) for value in values}) < 2:
         return None
-    return format(measure.best(known), measure.form)
+    return format(measure.best(values), measure.form)
 
 
 def ratio_table(comparison: Comparison) -> PageTable | None:
@@ -108,9 +108,9 @@ def ratio_table(comparison: Comparison) -> PageTable | None:
     points = {(one.panel, one.policy, one.x): one for one in plots.ratio_points(comparison)}
     rows = []
     for cell in comparison.cells:
-        own = [points.get((plots.ratio_title(title), cell.label, cell.load)) for title in plots.RATIO_MEASURES]
-        if any(own):
-            texts = [text for point in own for text in _ratio_texts(point)]
+        ratios = [points.get((plots.ratio_title(title), cell.label, cell.load)) for title in plots.RATIO_MEASURES]
+        if any(ratios):
+            texts = [text for point in ratios for text in _ratio_texts(point)]
             rows.append(TableRow(cell.label, (f"{cell.load:.3g}", *texts), is_reference=cell.is_reference))
     names = [title.partition(",")[0] for title in plots.RATIO_MEASURES]
     header = [text for name in names for text in (f"{name} /", "baseline", "95 % interval")]
@@ -175,17 +175,17 @@ def tuning_csv(generations: Sequence[ReportGeneration]) -> str:
     return plots.csv_text(header, rows)
 
 
-def report(found: ReportInput, *, forms: Sequence[str] = ()) -> tuple[str, dict[str, bytes]]:
+def report(inputs: ReportInput, *, forms: Sequence[str] = ()) -> tuple[str, dict[str, bytes]]:
     """Return the page, and by name the files that it links to: tables as CSV, plots as SVG and in other `forms`.
 
     The same results give the same bytes.
     """
-    sections = [_comparison_section(one, f"{key}", forms) for key, one in enumerate(found.comparisons, start=1)]
-    for key, (path, rows) in enumerate(found.histories.items(), start=len(sections) + 1):
+    sections = [_comparison_section(one, f"{key}", forms) for key, one in enumerate(inputs.comparisons, start=1)]
+    for key, (path, rows) in enumerate(inputs.histories.items(), start=len(sections) + 1):
         sections.append(_tuning_section(path, rows, f"{key}", forms))
     more = f" and {len(sections) - 1} more" if len(sections) > 1 else ""
     title = f"GORGO report: {sections[0]['title']}{more}"
-    html = render_page(title, sections, left_out=found.left_out)
+    html = render_page(title, sections, left_out=inputs.left_out)
     parts = [part for section in sections for part in (*section["plots"], section)]
     return html, {name: content for part in parts for name, content in part["files"].items()}
 

@@ -84,10 +84,10 @@ class Comparison:
 
     @property
     def loads(self) -> dict[float, list[Cell]]:
-        found: dict[float, list[Cell]] = {}
+        loads: dict[float, list[Cell]] = {}
         for cell in self.cells:
-            found.setdefault(cell.load, []).append(cell)
-        return found
+            loads.setdefault(cell.load, []).append(cell)
+        return loads
 
     @property
     def labels(self) -> list[str]:
@@ -223,8 +223,8 @@ def read_requests(path: Path) -> tuple[int, Floats]:
     return count, np.array(ttft_ms)
 
 
-def _checked(adapter: TypeAdapter[T], data: bytes, place: str, *, each: str = "") -> T:
-    """Return checked JSON; an error names the place (of a list, `each` with a number), key, value and expectation."""
+def _checked(adapter: TypeAdapter[T], data: bytes, where: str, *, each: str = "") -> T:
+    """Return checked JSON; an error says where (in a list with a number behind `each`), what is there and expected."""
     try:
         value = json.loads(data)  # pydantic's own reader refuses names of files that are no text
         if each and isinstance(value, dict):  # as `gorgo history --json` prints it
@@ -234,12 +234,12 @@ def _checked(adapter: TypeAdapter[T], data: bytes, place: str, *, each: str = ""
         fault = error.errors(include_url=False)[0]
         keys = [*map(str, fault["loc"])]
         if each and keys:
-            place += f"{each}{int(keys.pop(0)) + 1}"
-        found = "missing" if fault["type"] == "missing" else shortened(fault["input"])
+            where += f"{each}{int(keys.pop(0)) + 1}"
+        given = "missing" if fault["type"] == "missing" else shortened(fault["input"])
         expected = "expected a JSON object" if fault["type"] == "dataclass_type" else fault["msg"].lower()
-        raise ReportError(f"{place}: {'.'.join(keys)}{' is ' if keys else ''}{found}; {expected}") from None
+        raise ReportError(f"{where}: {'.'.join(keys)}{' is ' if keys else ''}{given}; {expected}") from None
     except (ValueError, RecursionError) as error:
-        raise ReportError(f"{place}: not JSON ({error})") from None
+        raise ReportError(f"{where}: not JSON ({error})") from None
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
@@ -249,9 +249,9 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
         groups[row.trace, row.source][row.setting or ""].append((row, ttft_ms))
     comparisons = []
     for (trace, source), settings in sorted(groups.items()):
-        for setting, own in sorted(settings.items()):
+        for setting, setting_runs in sorted(settings.items()):
             more = f", setting {setting or 'unknown'}" if len(settings) > 1 else ""
-            comparisons.append(Comparison(f"{trace}, {source}{more}", source, _cells(own), len(settings)))
+            comparisons.append(Comparison(f"{trace}, {source}{more}", source, _cells(setting_runs), len(settings)))
     return comparisons
 
 
@@ -265,12 +265,12 @@ def _cells(runs: Sequence[Run]) -> tuple[Cell, ...]:
         label = row.policy or "unnamed policy"
         label += f" ({format_weights(row.weights)})" if len(weights[row.policy]) > 1 else ""
         groups[row.time_scale, label].append((row, ttft_ms))
-    places = {name: place for place, name in enumerate(POLICIES)}
+    places = {name: index for index, name in enumerate(POLICIES)}
 
     def rank(cell: Cell) -> tuple[float, bool, int, str]:
         return cell.load, cell.is_reference, places.get(cell.mean.policy or "", len(places)), cell.label
 
-    return tuple(sorted((_cell(label, own) for (_, label), own in groups.items()), key=rank))
+    return tuple(sorted((_cell(label, cell_runs) for (_, label), cell_runs in groups.items()), key=rank))
 
 
 def _cell(label: str, runs: Sequence[Run]) -> Cell:

@@ -305,8 +305,8 @@ def fleet_of(config: Config, *, source: Path) -> SimFleet:
             continue
         rtt_ms = simulation.rtt_ms.get(replica.region)
         if rtt_ms is None:
-            place = f"simulation.rtt_ms.{replica.region}"
-            raise ConfigError(f"{source}: {place}: missing; expected the mean round trip to that region in ms")
+            key = f"simulation.rtt_ms.{replica.region}"
+            raise ConfigError(f"{source}: {key}: missing; expected the mean round trip to that region in ms")
         spec = replace(replica_spec(replica), models=())
         profile = profile_of(simulation, replica.name)
         replicas.append(SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3)))

@@ -191,21 +191,21 @@ class BlockTokens:
 
     def hashes(self, items: bytes, root: int = 0) -> list[int]:
         """Return the own hash of each full block behind `root`."""
-        size, found = self._block_bytes, []
+        size, hashes = self._block_bytes, []
         for end in range(size, len(items) + 1, size):
             piece = items[end - size : end]
-            own = self._hashes.get((root, piece))
-            if own is None:
-                own = self._remember(root, piece)
-            found.append(own)
-            root = own
-        return found
+            own_hash = self._hashes.get((root, piece))
+            if own_hash is None:
+                own_hash = self._remember(root, piece)
+            hashes.append(own_hash)
+            root = own_hash
+        return hashes
 
     def _remember(self, root: int, piece: bytes) -> int:
         if len(self._hashes) >= _MAX_HASHES:
             self._hashes.clear()
-        own = self._hashes[root, piece] = next_hash(root, self.expand(piece))
-        return own
+        own_hash = self._hashes[root, piece] = next_hash(root, self.expand(piece))
+        return own_hash
 
 
 # Pushes of one replica's cache: its full set of blocks each five seconds, and evictions in batches of 100 ms.
@@ -256,20 +256,20 @@ class PushFeed(CacheReporter, KvObserver):
 
     def stored(self, hashes: Sequence[int], parent: int | None, items: bytes) -> None:
         root = 0 if parent is None else self._own[parent]
-        for engine_hash, own in zip(hashes, self._tokens.hashes(items, root), strict=True):
-            self._own[engine_hash] = own
-            self._copies[own] += 1
-            self._evicted.pop(own, None)
+        for engine_hash, own_hash in zip(hashes, self._tokens.hashes(items, root), strict=True):
+            self._own[engine_hash] = own_hash
+            self._copies[own_hash] += 1
+            self._evicted.pop(own_hash, None)
 
     def removed(self, hashes: Sequence[int]) -> None:
         for engine_hash in hashes:
-            own = self._own[engine_hash]
-            self._copies[own] -= 1
-            if not self._copies[own]:
-                del self._copies[own], self._own[engine_hash]
+            own_hash = self._own[engine_hash]
+            self._copies[own_hash] -= 1
+            if not self._copies[own_hash]:
+                del self._copies[own_hash], self._own[engine_hash]
                 if not self._evicted:
                     self.path.after(EVICTIONS_S, self._push_evictions)
-                self._evicted[own] = self.path.now
+                self._evicted[own_hash] = self.path.now
 
     def cleared(self) -> None:
         self._forget()

@@ -91,8 +91,8 @@ class Pinned:
         sessions = sessions_of(feed)
         assigned = assign(feed, sessions, fleet, block_tokens=block_tokens)
         self._replica_of = {
-            str(feed[row].index): fleet.replicas[place].name
-            for rows, place in zip(sessions, assigned, strict=True)
+            str(feed[row].index): fleet.replicas[replica_index].name
+            for rows, replica_index in zip(sessions, assigned, strict=True)
             for row in rows
         }
 
@@ -277,7 +277,7 @@ def _sessions(
             if owner.setdefault(block, number) != number:
                 shared.add(block)
     begin_s, horizon_s = _times(feed)
-    found = []
+    sessions = []
     for rows in rows_of:
         requests = [feed[row] for row in rows]
         path = tuple(block for block in _hashes(requests[-1]) if block in shared)
@@ -294,7 +294,7 @@ def _sessions(
         prefills = [prefill_s(profile, prompt - cached, cached) for profile in profiles]
         nothing = np.zeros_like(cached)
         saved = [prefill_s(profile, cached, nothing) for profile in profiles]
-        found.append(
+        sessions.append(
             _Session(
                 requests=len(requests),
                 trips=float(sum(round_trips(one.body_bytes, TcpWindows())[0] for one in requests)),
@@ -309,7 +309,7 @@ def _sessions(
                 saved_s2=tuple(float(each @ each) for each in saved),
             )
         )
-    return found
+    return sessions
 
 
 def _times(feed: Sequence[SimRequest]) -> tuple[float, float]:
@@ -356,12 +356,12 @@ class _Search:
     def cost_s(self) -> float:
         return sum(load.cost_s() for load in self._loads)
 
-    def put(self, number: int, place: int) -> None:
+    def put(self, number: int, replica_index: int) -> None:
         """Assign a session to a replica, from where it was."""
         if self.places[number] >= 0:
             self._loads[self.places[number]].add(self._sessions[number], -1)
-        self._loads[place].add(self._sessions[number])
-        self.places[number] = place
+        self._loads[replica_index].add(self._sessions[number])
+        self.places[number] = replica_index
 
     def assign_greedily(self) -> None:
         """Assign every session, the largest first, each where it costs the least."""
@@ -385,12 +385,12 @@ class _Search:
     def branch_and_bound(self) -> None:
         """Find the least estimate; the present assignment is the first bound."""
         best_s, best = self.cost_s(), list(self.places)
-        for session, place in zip(self._sessions, best, strict=True):
-            self._loads[place].add(session, -1)
+        for session, replica_index in zip(self._sessions, best, strict=True):
+            self._loads[replica_index].add(session, -1)
         self.places = [-1] * len(best)
-        found = self._branch(0, best_s, best)
-        for number, place in enumerate(found):
-            self.put(number, place)
+        assignment = self._branch(0, best_s, best)
+        for number, replica_index in enumerate(assignment):
+            self.put(number, replica_index)
 
     # -- helpers
 
@@ -401,33 +401,33 @@ class _Search:
         saved_s = before_s - self._loads[here].cost_s()
         added = [load.cost_s(session) - load.cost_s() for load in self._loads]
         self._estimates += 2 * len(added) + 2
-        place = added.index(min(added))
-        if saved_s - added[place] <= least_s:
-            place = here
-        self._loads[place].add(session)
-        self.places[number] = place
-        return place != here
+        replica_index = added.index(min(added))
+        if saved_s - added[replica_index] <= least_s:
+            replica_index = here
+        self._loads[replica_index].add(session)
+        self.places[number] = replica_index
+        return replica_index != here
 
     def _exchange(self, number: int, least_s: float) -> bool:
         """Exchange the session with one of another replica, there the nearest in tokens, if one gains."""
         here = self.places[number]
-        for place in range(len(self._loads)):
-            other = None if place == here else self._nearest(number, place)
+        for replica_index in range(len(self._loads)):
+            other = None if replica_index == here else self._nearest(number, replica_index)
             if other is None:
                 continue
-            before_s = self._loads[here].cost_s() + self._loads[place].cost_s()
-            self.put(number, place)
+            before_s = self._loads[here].cost_s() + self._loads[replica_index].cost_s()
+            self.put(number, replica_index)
             self.put(other, here)
             self._estimates += 4 + len(self.places) // 100
-            if before_s - self._loads[here].cost_s() - self._loads[place].cost_s() > least_s:
+            if before_s - self._loads[here].cost_s() - self._loads[replica_index].cost_s() > least_s:
                 return True
             self.put(number, here)
-            self.put(other, place)
+            self.put(other, replica_index)
         return False
 
-    def _nearest(self, number: int, place: int) -> int | None:
+    def _nearest(self, number: int, replica_index: int) -> int | None:
         tokens = self._sessions[number].tokens
-        there = [other for other, at in enumerate(self.places) if at == place]
+        there = [other for other, at in enumerate(self.places) if at == replica_index]
         return min(there, key=lambda other: abs(self._sessions[other].tokens - tokens), default=None)
 
     def _branch(self, depth: int, best_s: float, best: list[int]) -> list[int]:
@@ -436,17 +436,17 @@ class _Search:
         if depth == len(self._order):
             return list(self.places)
         number = self._order[depth]
-        for place, load in enumerate(self._loads):
+        for replica_index, load in enumerate(self._loads):
             alike = (load.kind, load.rtt_s)
             if not load.requests:  # of equal empty replicas one stands for all
                 if alike in tried:
                     continue
                 tried.add(alike)
-            self.put(number, place)
+            self.put(number, replica_index)
             if self.cost_s() < best_s:
-                found = self._branch(depth + 1, best_s, best)
-                if found is not best:
-                    best, best_s = found, self._cost_of(found)
+                assignment = self._branch(depth + 1, best_s, best)
+                if assignment is not best:
+                    best, best_s = assignment, self._cost_of(assignment)
             load.add(self._sessions[number], -1)
             self.places[number] = -1
         return best
@@ -454,6 +454,6 @@ class _Search:
     def _cost_of(self, places: Sequence[int]) -> float:
         """Return the cost of a whole assignment, leaving the present one as it is."""
         loads = [_Load(one.profile, one.kind, one.rtt_s, one.block_tokens, one.horizon_s) for one in self._loads]
-        for session, place in zip(self._sessions, places, strict=True):
-            loads[place].add(session)
+        for session, replica_index in zip(self._sessions, places, strict=True):
+            loads[replica_index].add(session)
         return sum(load.cost_s() for load in loads)

@@ -350,10 +350,10 @@ class RemoteReplica:
         """Note what the client has by the time at which the proxy hears of the end, or ends the stream itself."""
         if sending.first_token_arrival_s is None:
             return
-        before, own = sending.before or _NOTHING, self._own_gaps(sending)
-        seam = own[: 0 if sending.before is None else 1]
+        before, own_gaps = sending.before or _NOTHING, self._own_gaps(sending)
+        seam = own_gaps[: 0 if sending.before is None else 1]
         last_s, gaps = sending.first_token_arrival_s, []
-        for gap_s, times in own[len(seam) :]:
+        for gap_s, times in own_gaps[len(seam) :]:
             came = min(float(times), (heard_s - last_s) / gap_s + _ROUNDING) // 1
             if came >= 1:
                 gaps.append((gap_s, int(came)))

@@ -212,13 +212,15 @@ class RouterShell:
             self.carry_out(others)
             return
         outcome = self._broken_off(sending, outcome)
-        own, others = self.informed().on_finish(sending.attempt_id, self._run.reported(outcome), now=self._kernel.now)
+        action, others = self.informed().on_finish(
+            sending.attempt_id, self._run.reported(outcome), now=self._kernel.now
+        )
         # A refusal ends its request if the Router forwards it, and a broken answer unless it goes on.
         ended = outcome.result.final or bool(outcome.continue_on)
-        if isinstance(own, Forward) if outcome.unsent else ended and not isinstance(own, Continue):
+        if isinstance(action, Forward) if outcome.unsent else ended and not isinstance(action, Continue):
             self._run.served.on_result(sending.request_id, outcome, now=self._kernel.now)
             self._end_request(sending.request_id)
-        self.carry_out(others if own is None or isinstance(own, Forward) else [own, *others])
+        self.carry_out(others if action is None or isinstance(action, Forward) else [action, *others])
 
     # -- events of the run
 
@@ -227,8 +229,8 @@ class RouterShell:
         now = self._kernel.now
         route_request = self._run.served.received(request, now=now, trip=trip)
         self._requests[route_request.request_id] = None
-        own, others = self.informed().submit(route_request, now=now)
-        self.carry_out([*others, own])
+        action, others = self.informed().submit(route_request, now=now)
+        self.carry_out([*others, action])
 
     def informed(self) -> Router:
         """Return the Router for its next event, with the connections of now."""
@@ -296,10 +298,10 @@ class RouterShell:
         if sending.request_id in self._rests or not router.can_continue(sending.attempt_id, replicas, now=now):
             return False
         part = self._attempts[sending.attempt_id][1].so_far(sending)
-        found = router.continue_beside(sending.attempt_id, replicas, part.tokens, now=now)
-        if found is None:
+        action = router.continue_beside(sending.attempt_id, replicas, part.tokens, now=now)
+        if action is None:
             return False
-        dispatch = found.dispatch
+        dispatch = action.dispatch
         self._run.served.opened_beside(dispatch)
         request = self._run.served.rest_of(sending.request_id, part.tokens)
         new = self._attempt(dispatch, request, part)

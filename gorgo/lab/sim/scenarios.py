@@ -62,10 +62,10 @@ _SHARE = re.compile(r"(\d{1,4})/(\d{1,4})")
 def _moment(value: object) -> float | str:
     if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0:
         return float(value)
-    found = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not int(found[1]) <= int(found[2]) or not int(found[2]):
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not int(match[1]) <= int(match[2]) or not int(match[2]):
         raise ValueError("seconds from the start, or a share of the run as 1/3")
-    return found[0]
+    return match[0]
 
 
 #: Seconds from the start of a run, or a share of the time to its last arrival, as `1/3`.
@@ -281,15 +281,15 @@ class NetworkSettings:
         """Return the link of every pair, in the order of the file."""
         return {
             (one, other): self.applied(Link(rtt_s=rtt_ms / 1e3))
-            for one, row in self.rtt_ms.items()
-            for other, rtt_ms in row.items()
+            for one, rtts in self.rtt_ms.items()
+            for other, rtt_ms in rtts.items()
         }
 
     def problems(self) -> Iterator[tuple[tuple[str, ...], str, str]]:
         """Yield the key of what contradicts itself, what it is, and what was expected."""
         before: dict[tuple[str, str], float] = {}
-        for one, row in self.rtt_ms.items():
-            for other, rtt_ms in row.items():
+        for one, rtts in self.rtt_ms.items():
+            for other, rtt_ms in rtts.items():
                 back = before.get((other, one), rtt_ms)
                 before[one, other] = rtt_ms
                 if back != rtt_ms:
@@ -402,8 +402,8 @@ def chosen_scenario(given: str | Path | Scenario, fleet: SimFleet) -> str | Scen
 
 def read_scenario(path: Path) -> Scenario:
     """Return the scenario of a file; raises `ConfigError` with file, line and key of each error."""
-    found = load_settings(path, Scenario, further=_problems)
-    return found if found.name != "unnamed" else replace(found, name=_name_of(path))
+    scenario = load_settings(path, Scenario, further=_problems)
+    return scenario if scenario.name != "unnamed" else replace(scenario, name=_name_of(path))
 
 
 def as_document(scenario: Scenario) -> dict[str, Any]:
@@ -416,7 +416,7 @@ def as_document(scenario: Scenario) -> dict[str, Any]:
 
 
 def _given(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for key, value in values.items():
         before = usual.get(key)
         if isinstance(value, Mapping):
@@ -424,8 +424,8 @@ def _given(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any
         elif isinstance(value, tuple):
             value = [_given(one, {}) if isinstance(one, Mapping) else one for one in value]
         if value is not None and value not in ({}, [], ()) and value != before:
-            found[key] = value
-    return found
+            given[key] = value
+    return given
 
 
 def _name_of(path: Path) -> str:
@@ -453,16 +453,16 @@ def _problems(scenario: Scenario) -> Iterator[tuple[tuple[str | int, ...], str, 
 
 def find_replica(fleet: SimFleet, name: str) -> SimReplica:
     """Return a replica by its name, or by its distance (`nearest`, `second-nearest`); raises `UnknownReplica`."""
-    found = next((replica for replica in fleet.replicas if replica.name == name), None)
-    if found is not None:
-        return found
+    named = next((replica for replica in fleet.replicas if replica.name == name), None)
+    if named is not None:
+        return named
     if name not in BY_DISTANCE:
         names = ", ".join([replica.name for replica in fleet.replicas])
         raise UnknownReplica(f"no replica named {name!r}; the fleet has: {names}")
-    place = BY_DISTANCE.index(name)
-    if place >= len(fleet.replicas):
+    rank = BY_DISTANCE.index(name)
+    if rank >= len(fleet.replicas):
         raise ScenarioError(f"{name!r} needs two replicas; the fleet has one")
-    return sorted(fleet.replicas, key=lambda replica: replica.link.rtt_s)[place]
+    return sorted(fleet.replicas, key=lambda replica: replica.link.rtt_s)[rank]
 
 
 def nearest(fleet: SimFleet) -> SimReplica:

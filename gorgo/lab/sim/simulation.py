@@ -325,9 +325,9 @@ def _connect(
     shell: RouterShell, sites: Sequence[RemoteReplica], links: Sequence[Link], draws: RandomTable, number: int
 ) -> None:
     """Give a shell its ports; the first has those that replicas are made with."""
-    for place, (site, link) in enumerate(zip(sites, links, strict=True)):
+    for index, (site, link) in enumerate(zip(sites, links, strict=True)):
         if number:
-            port = site.add_port(shell, link, background_trips(draws, number * len(sites) + place))
+            port = site.add_port(shell, link, background_trips(draws, number * len(sites) + index))
         else:
             port = site.ports[0]
             port.link = link

@@ -61,9 +61,9 @@ class Topology:
 
     def link_between(self, one: str, other: str) -> Link:
         """Return the link between two regions; raises `ScenarioError` for a pair that has none."""
-        found = self.links.get((one, other)) or self.links.get((other, one))
-        if found is not None:
-            return found
+        link = self.links.get((one, other)) or self.links.get((other, one))
+        if link is not None:
+            return link
         if one == other:
             return self.local
         raise ScenarioError(f"network.rtt_ms: no round trip between {one!r} and {other!r}; expected one of every pair")
@@ -97,12 +97,12 @@ class Topology:
         """Return the mean round trips of each request: of its client to its router, and of that to each replica, s."""
         regions = [self.region_of(request, seed=seed) for request in feed]
         routers = [0 if region is None else self.router_of(region) for region in regions]
-        own = [
+        client_rtts_s = [
             0.0 if region is None else self.link_between(region, self.routers[number]).rtt_s
             for region, number in zip(regions, routers, strict=True)
         ]
         links = [[replica.link.rtt_s for replica in self.fleet_of(fleet, n).replicas] for n in range(len(self.routers))]
-        return np.array(own), np.array([links[number] for number in routers]).reshape(len(feed), -1).T
+        return np.array(client_rtts_s), np.array([links[number] for number in routers]).reshape(len(feed), -1).T
 
 
 class ClientTrip:
@@ -160,7 +160,7 @@ class Clients:
     def _connection(self, request: SimRequest, link: Link) -> SimConnection:
         if request.session_id is None:
             return SimConnection(_ClientPath(link))
-        found = self._connections.get(request.session_id)
-        if found is None:
-            found = self._connections[request.session_id] = SimConnection(_ClientPath(link))
-        return found
+        connection = self._connections.get(request.session_id)
+        if connection is None:
+            connection = self._connections[request.session_id] = SimConnection(_ClientPath(link))
+        return connection

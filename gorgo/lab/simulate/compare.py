@@ -94,8 +94,8 @@ def _reach(deviations: Sequence[float]) -> float:
 
 def ratio_of_rows(rows: Iterable[ResultRow], others: Iterable[ResultRow], figure: Figure) -> Ratio | None:
     """`rows` against `others`, paired by trace, time scale, seed, setting and window; others are left out."""
-    found = {_pair_key(row): figure(row) for row in rows}
-    return ratio_of_units((other.window, found.get(_pair_key(other)), figure(other)) for other in others)
+    by_pair = {_pair_key(row): figure(row) for row in rows}
+    return ratio_of_units((other.window, by_pair.get(_pair_key(other)), figure(other)) for other in others)
 
 
 def ratio_of_units(pairs: Iterable[tuple[int | None, float | None, float | None]]) -> Ratio | None:
@@ -122,8 +122,8 @@ def units_of(rows: Iterable[ResultRow]) -> int:
 def best_of_rows(groups: Mapping[str, Sequence[ResultRow]], figure: Figure) -> str | None:
     """Return the name of the group with the least mean of `figure`; None if no group has it."""
     means = {name: mean_of_known([figure(row) for row in rows]) for name, rows in groups.items()}
-    known = {name: value for name, value in means.items() if value is not None}
-    return min(known, key=known.__getitem__, default=None)
+    means_known = {name: value for name, value in means.items() if value is not None}
+    return min(means_known, key=means_known.__getitem__, default=None)
 
 
 def mean_row(rows: Sequence[ResultRow]) -> ResultRow:
@@ -164,8 +164,8 @@ def _pair_key(row: ResultRow) -> tuple[str, float, int, str | None, int | None]:
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
     """Return the mean of the known values; `None` if none is known."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    values_known = [value for value in values if value is not None]
+    return sum(values_known) / len(values_known) if values_known else None
 
 
 def _mean_spread(spreads: Sequence[Spread]) -> Spread:

@@ -107,7 +107,7 @@ def _with_outputs(requests: Sequence[TraceRequest], feed: Sequence[SimRequest], 
     The last request of a conversation and requests without a user have none.
     """
     later: dict[tuple[str, bytes], bytes] = {}
-    found = []
+    simulated_feed = []
     for request, simulated in zip(reversed(requests), reversed(feed), strict=True):
         blocks = simulated.blocks
         if request.user is not None and blocks:
@@ -117,8 +117,8 @@ def _with_outputs(requests: Sequence[TraceRequest], feed: Sequence[SimRequest], 
             simulated = replace(simulated, output_blocks=output) if output else simulated
             for end in range(BLOCK_HASH_BYTES, len(blocks), BLOCK_HASH_BYTES):
                 later[request.user, blocks[end - BLOCK_HASH_BYTES : end]] = blocks
-        found.append(simulated)
-    return found[::-1]
+        simulated_feed.append(simulated)
+    return simulated_feed[::-1]
 
 
 def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:

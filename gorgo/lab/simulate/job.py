@@ -112,9 +112,9 @@ def _plain(value: object, made: dict[int, object]) -> object:
         if plain is None:
             given = [(one, getattr(value, one.name)) for one in fields(value)]
             plain = made[id(value)] = {
-                one.name: found if found is None or isinstance(found, str | int | float) else _plain(found, made)
-                for one, found in given
-                if not (one.metadata == LATER and found == one.default)
+                one.name: inner if inner is None or isinstance(inner, str | int | float) else _plain(inner, made)
+                for one, inner in given
+                if not (one.metadata == LATER and inner == one.default)
             }
         return plain
     if isinstance(value, list | tuple):

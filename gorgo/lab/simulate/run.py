@@ -95,8 +95,8 @@ def _windows(job: SimJob, records: Sequence[SimRecord]) -> tuple[Sequence[SimRec
     length_s = (max(record.scheduled_s for record in counted) - begin_s) / job.windows
     windows: list[list[SimRecord]] = [[] for _ in range(job.windows)]
     for record in counted:
-        place = int((record.scheduled_s - begin_s) / length_s) if length_s > 0.0 else 0
-        windows[min(place, job.windows - 1)].append(record)
+        window = int((record.scheduled_s - begin_s) / length_s) if length_s > 0.0 else 0
+        windows[min(window, job.windows - 1)].append(record)
     if not all(windows):
         raise TraceError(f"{job.trace}: no request in one of {job.windows} windows; expected fewer windows")
     return counted, windows
@@ -123,10 +123,10 @@ def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> Sim
 def trace_name(job: SimJob) -> str:
     """The trace's, with a named fleet and a scenario other than the steady one: rows of different ones are apart."""
     name = Path(job.trace).name
-    own = None if isinstance(job.scenario, str) else job.scenario
+    scenario_object = None if isinstance(job.scenario, str) else job.scenario
     scenario = job.scenario if isinstance(job.scenario, str) else job.scenario.name
     unlike = [*filter(None, [job.fleet.name]), *([] if scenario == STEADY else [scenario])]
-    unlike += ["no TCP windows"] if own is not None and not own.network.tcp_windows else []
+    unlike += ["no TCP windows"] if scenario_object is not None and not scenario_object.network.tcp_windows else []
     unlike += ["closed loop"] if job.closed_loop else []
     return f"{name} ({', '.join(unlike)})" if unlike else name
 
@@ -204,9 +204,9 @@ def _shares(records: Sequence[SimRecord]) -> dict[str, float]:
 
 def _share(records: Sequence[SimRecord], part: Any) -> float | None:
     """Of prompt tokens, over the requests for which it is known."""
-    known = [(tokens, record.input_tokens) for record in records if (tokens := part(record)) is not None]
-    whole = sum([tokens for _, tokens in known])
-    return sum([tokens for tokens, _ in known]) / whole if whole else None
+    parts = [(tokens, record.input_tokens) for record in records if (tokens := part(record)) is not None]
+    whole = sum([tokens for _, tokens in parts])
+    return sum([tokens for tokens, _ in parts]) / whole if whole else None
 
 
 def _spread_of(gaps: ItlHistogram) -> Spread:

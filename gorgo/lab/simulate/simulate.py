@@ -370,7 +370,7 @@ def simulate_options(
     errors. With `queue` every policy has the queue of the proxy; without it none has.
     """
     source, loaded = (config, load_config(config)) if isinstance(config, Path) else (source, config)
-    own = {loaded.proxy.policy: dict(loaded.proxy.weights)}
+    configured = {loaded.proxy.policy: dict(loaded.proxy.weights)}
     chosen = fleet if isinstance(fleet, SimFleet) else chosen_fleet(loaded, fleet, source=source)
     job = SimJob(
         trace=str(trace),
@@ -392,7 +392,7 @@ def simulate_options(
         job=job,
         policies=tuple(dict.fromkeys(policies)),
         baselines=tuple(baselines),
-        weights={**own, **(weights or {})},
+        weights={**configured, **(weights or {})},
         time_scales=time_scales,
         seeds=seeds,
         out=out,
@@ -424,10 +424,10 @@ def flat_rows(rows: Sequence[ResultRow]) -> list[dict[str, Any]]:
 
 
 def _flat(prefix: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            found |= _flat(f"{prefix}{name}_", inner)
+            cells |= _flat(f"{prefix}{name}_", inner)
         else:
-            found[f"{prefix}{name}"] = inner
-    return found
+            cells[f"{prefix}{name}"] = inner
+    return cells

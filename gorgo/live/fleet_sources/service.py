@@ -35,7 +35,7 @@ async def resolve_addresses(host: str, port: int) -> Resolved:
         rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"{host!r} is no name") from error
-    return Resolved([HostPort(str(row[4][0]), port) for row in rows])
+    return Resolved([HostPort(str(info[4][0]), port) for info in rows])
 
 
 class DnsSource:
@@ -115,20 +115,20 @@ class FleetSources:
     Parameters
     ----------
     apply:
-        Brings the replicas of `found` into the fleet, and out of it. Raises `GorgoError`.
+        Brings the replicas of `fleet` into the fleet, and out of it. Raises `GorgoError`.
     environ:
         Of the process.
     """
 
     def __init__(
         self,
-        found: FoundFleet,
+        fleet: FoundFleet,
         clock: Clock,
         apply: Callable[[], Awaitable[object]],
         *,
         environ: Mapping[str, str],
     ) -> None:
-        self._found = found
+        self._found = fleet
         self._clock = clock
         self._apply = apply
         self._environ = environ

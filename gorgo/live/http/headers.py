@@ -302,13 +302,12 @@ def _traits(headers: tuple[Header, ...], passed: frozenset[bytes]) -> ResponseTr
 
 def client_headers(traits: ResponseTraits, own_headers: EncodedHeaders, length: int | None) -> EncodedHeaders:
     """Return the headers of a response for its client: the replica's, its length if it is sent on, the proxy's own."""
-    merged = EncodedHeaders(traits.returned, traits.returned.lines + own_headers.lines, length)
-    merged.extend(own_headers)
-    if length is not None:
-        digits = b"%d" % length
-        merged.append((_LENGTH, digits))
-        merged.lines += b"content-length: %b\r\n" % digits
-    return merged
+    returned = traits.returned
+    if length is None:
+        return EncodedHeaders((*returned, *own_headers), returned.lines + own_headers.lines)
+    digits = b"%d" % length
+    lines = b"%b%bcontent-length: %b\r\n" % (returned.lines, own_headers.lines, digits)
+    return EncodedHeaders((*returned, *own_headers, (_LENGTH, digits)), lines, length)
 
 
 def request_id_of(headers: Sequence[Header]) -> str:
@@ -343,6 +342,5 @@ def headers_for_replica(
         cached = headers.findings.forwarded = passed, api_key, EncodedHeaders(pairs, encode_lines(pairs))
     fixed = cached[2]
     encoded_id = request_id.encode("ascii")
-    forwarded = EncodedHeaders(fixed, b"%bx-request-id: %b\r\n" % (fixed.lines, encoded_id))
-    forwarded.append((b"x-request-id", encoded_id))
-    return forwarded
+    lines = b"%bx-request-id: %b\r\n" % (fixed.lines, encoded_id)
+    return EncodedHeaders((*fixed, (b"x-request-id", encoded_id)), lines)

@@ -67,9 +67,9 @@ def served_tls(
     return ServedTls(context, place, alpn, client_ca, expiry_s(files.cert))
 
 
-def trust_clients_of(context: ssl.SSLContext, client_ca: str, place: str) -> None:
+def trust_clients_of(context: ssl.SSLContext, client_ca: str, where: str) -> None:
     """Demand a certificate of clients that one of the file's authorities has signed. Raises `ConfigError`."""
-    with _explained(place, f"client_ca {client_ca!r}", "certificates of authorities in PEM form"):
+    with _explained(where, f"client_ca {client_ca!r}", "certificates of authorities in PEM form"):
         _no_pipe(client_ca)
         context.load_verify_locations(client_ca)
         if not context.cert_store_stats()["x509_ca"]:
@@ -199,22 +199,22 @@ def upstream_tls(replica: ReplicaConfig, shared: SharedTls) -> ssl.SSLContext:
     """Return the context for one replica; that of `shared` if it has no files of its own. Raises `ConfigError`."""
     if replica.ca_file is None and replica.client_cert is None:
         return shared() if replica.url.lower().startswith("https:") else _trusting_none()
-    place = f"replica {replica.name!r}"
-    context = ssl.create_default_context() if replica.ca_file is None else _trusting(place, replica.ca_file)
+    where = f"replica {replica.name!r}"
+    context = ssl.create_default_context() if replica.ca_file is None else _trusting(where, replica.ca_file)
     if replica.client_cert is not None and replica.client_key is not None:
-        _load(place, context, replica.client_cert, replica.client_key)
+        _load(where, context, replica.client_cert, replica.client_key)
     return context
 
 
-def _server_context(cert: str, key: str, place: str, alpn: Sequence[str], client_ca: str | None) -> ssl.SSLContext:
+def _server_context(cert: str, key: str, where: str, alpn: Sequence[str], client_ca: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # A renegotiation costs the server more than the client; OpenSSL 1.1.1 allows it by default.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(list(alpn))
-    _load(place, context, cert, key)
+    _load(where, context, cert, key)
     if client_ca is not None:
-        trust_clients_of(context, client_ca, place)
+        trust_clients_of(context, client_ca, where)
     return context
 
 
@@ -224,15 +224,15 @@ def _trusting_none() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _trusting(place: str, ca_file: str) -> ssl.SSLContext:
+def _trusting(where: str, ca_file: str) -> ssl.SSLContext:
     """Trust the file's authorities alone: one of the system's could issue for any name inside the fleet."""
-    with _explained(place, f"ca_file {ca_file!r}", "certificates of authorities in PEM form"):
+    with _explained(where, f"ca_file {ca_file!r}", "certificates of authorities in PEM form"):
         _no_pipe(ca_file)
         return ssl.create_default_context(cafile=ca_file)
 
 
-def _load(place: str, context: ssl.SSLContext, cert: str, key: str) -> None:
-    with _explained(place, f"{cert!r} with {key!r}", f"a certificate chain and {_NO_PASSWORD}, both in PEM form"):
+def _load(where: str, context: ssl.SSLContext, cert: str, key: str) -> None:
+    with _explained(where, f"{cert!r} with {key!r}", f"a certificate chain and {_NO_PASSWORD}, both in PEM form"):
         _no_pipe(cert, key)
         context.load_cert_chain(cert, key, password=_no_password)
 
@@ -250,9 +250,9 @@ def _no_password() -> str:
 
 
 @contextmanager
-def _explained(place: str, subject: str, expected: str) -> Iterator[None]:
+def _explained(where: str, subject: str, expected: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as failure:  # `ssl.SSLError` is an `OSError`
         reason = getattr(failure, "strerror", None) or str(failure)
-        raise InvalidValueError(place, f"{subject}: {reason}", expected) from failure
+        raise InvalidValueError(where, f"{subject}: {reason}", expected) from failure

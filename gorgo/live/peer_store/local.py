@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 import msgspec
 
@@ -25,10 +24,9 @@ from gorgo.core.peers.records import PeerReport
 from gorgo.core.router import Router
 from gorgo.live.event_loop import Clock, RouterGateway
 from gorgo.live.logs import log_failure
-from gorgo.live.peer_store.service import PeerRow, PeerStoreService, peer_rows
+from gorgo.live.peer_store.service import PeerRow, PeerStoreService, peer_measures, peer_rows
 from gorgo.live.peer_store.streams import OutgoingReports
 from gorgo.live.telemetry.counters import PeerCounts, PeerMeasures
-from gorgo.live.telemetry.metric_table import Subject
 from gorgo.live.workers.link import WorkerLink
 from gorgo.live.workers.reports import SharedReports
 
@@ -130,15 +128,8 @@ class LocalPeers:
 
     def measures(self) -> PeerMeasures:
         """Return what a scrape shows."""
-        differing: dict[Subject, int] = {}
-        rows = self.known_peers()
-        for peer in rows:
-            for subject in peer.differences:
-                differing[subject] = differing.get(subject, 0) + 1
-        evicted: Mapping[Any, int] = self._router.peers.evicted_prefixes()
-        return PeerMeasures(
-            self.counts, not self._link.ended.is_set(), sum(peer.counts for peer in rows), differing, evicted
-        )
+        joined = not self._link.ended.is_set()
+        return peer_measures(self.known_peers(), self.counts, self._router, joined=joined)
 
     def _take(self, worker: int, content: bytes) -> None:
         (written_s,) = _WRITTEN.unpack_from(content)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,44 +53,34 @@ class PeerRow:
     age_s: float
     #: Whether its load counts.
     counts: bool
-    policy: str = ""
-    weights_version: int = 0
-    frozen: bool = False
-    model: str | None = None
-    draining: tuple[str, ...] = ()
-    ejected: tuple[str, ...] = ()
+    status: PeerStatus
     #: What is different here, with words for an operator.
     differences: Mapping[Subject, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"draining": self.draining[:_NAMES], "ejected": self.ejected[:_NAMES]}
+        names = {"draining": self.status.draining[:_NAMES], "ejected": self.status.ejected[:_NAMES]}
+        shown = {"router": self.router, "age_s": self.age_s, "counts": self.counts} | asdict(self.status) | names
+        return shown | {"differences": dict(self.differences)}
 
 
 def peer_rows(peers: PeerExchange, unreadable: Mapping[str, float], *, now: float) -> list[PeerRow]:
     """Return a row per peer, the last one heard of first; `unreadable` has times of reports of another version."""
     rows = []
     for view in peers.views(now=now):
-        age_s = now - view.received_s
-        status = view.status
-        rows.append(
-            PeerRow(
-                router=view.router,
-                age_s=age_s,
-                counts=view.counts,
-                policy=status.policy,
-                weights_version=status.weights_version,
-                frozen=status.frozen,
-                model=status.model,
-                draining=status.draining,
-                ejected=status.ejected,
-                differences=_differences(status, peers.status(), same_key=view.same_key),
-            )
-        )
+        differences = _differences(view.status, peers.status(), same_key=view.same_key)
+        rows.append(PeerRow(view.router, now - view.received_s, view.counts, view.status, differences))
     for router, at_s in unreadable.items():
         rows.append(
-            PeerRow(router, now - at_s, False, differences={"format": "its reports have records of another version"})
+            PeerRow(router, now - at_s, False, PeerStatus(), {"format": "its reports have records of another version"})
         )
     return sorted((peer for peer in rows if peer.age_s < SHOWN_S), key=lambda peer: peer.age_s)
+
+
+def peer_measures(peers: Sequence[PeerRow], counts: PeerCounts, router: Router, *, joined: bool) -> PeerMeasures:
+    """Return what a scrape shows of these peers."""
+    differing = Counter(subject for peer in peers for subject in peer.differences)
+    heard = sum(peer.counts for peer in peers)
+    return PeerMeasures(counts, joined, heard, dict(differing), router.peers.evicted_prefixes())
 
 
 def _differences(theirs: PeerStatus, ours: PeerStatus, *, same_key: bool) -> dict[Subject, str]:
@@ -281,13 +272,7 @@ class PeerStoreService:
 
     def measures(self) -> PeerMeasures:
         """Return what a scrape shows."""
-        differing: dict[Subject, int] = {}
-        rows = self.known_peers()
-        for peer in rows:
-            for subject in peer.differences:
-                differing[subject] = differing.get(subject, 0) + 1
-        evicted = self._router.peers.evicted_prefixes()
-        return PeerMeasures(self.counts, self.link.joined, sum(peer.counts for peer in rows), differing, evicted)
+        return peer_measures(self.known_peers(), self.counts, self._router, joined=self.link.joined)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what operators read of the store and of the others."""

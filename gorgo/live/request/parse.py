@@ -431,11 +431,16 @@ class ParsedRequest:
         return body if name is None or name == self.model else with_model(body, name, self.spans)
 
 
+def has_tokens(routing: Routing, fields: BodyFields) -> bool:
+    """Return whether the exact tokens of a prompt may be known: some model has a tokenizer, or a client sent ids."""
+    return fields.token_ids is not None or bool(routing.prompt_tokens.models)
+
+
 async def count_tokens(routing: Routing, route: str, fields: BodyFields) -> ExactPrompt | None:
     """Return the exact tokens of a prompt whose model has a tokenizer, or that a client sent as ids."""
-    tokens = routing.prompt_tokens
-    if not tokens.models and fields.token_ids is None:
+    if not has_tokens(routing, fields):
         return None
+    tokens = routing.prompt_tokens
     _, _, model, adapter = _names(routing.models, fields.values)
     base = routing.models.governing(model, tokens.models)
     return await tokens.exact_prompt(route, fields, model=model, base=base, adapter=adapter)

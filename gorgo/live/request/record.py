@@ -95,7 +95,7 @@ class RequestRecord:
         if outcome.result is not AttemptResult.SUPERSEDED:
             self.outcome = outcome
         replica, region = dispatch.replica, dispatch.region
-        self.telemetry.metrics.attempt_ended(replica, region, outcome.result.value)
+        self.telemetry.metrics.attempt_ended(replica, region, outcome.result.word)
         if self.trace is not None:
             self.trace.attempt_ended(dispatch, outcome, now=self._end_s())
         if outcome.result is COMPLETED and not outcome.continue_on:  # else the next one ends the request

@@ -38,8 +38,8 @@ class HealthLog:
         match event:
             case HealthChanged():
                 name, level = _HEALTH[event.state]
-                known = {"by": event.by, "why": event.why, "for_s": event.for_s}
-                log(name, level=level, replica=event.replica, **{key: each for key, each in known.items() if each})
+                details = {"by": event.by, "why": event.why, "for_s": event.for_s}
+                log(name, level=level, replica=event.replica, **{key: each for key, each in details.items() if each})
             case RegionChanged(reachable=True):
                 log("region_reachable", region=event.region)
             case RegionChanged():
@@ -158,10 +158,10 @@ def ttft_series(samples: Iterable[Sample], *, now: float, up_s: float) -> list[T
     first = floor(now / length_s) - BINS + 1
     times: list[list[float]] = [[] for _ in range(BINS)]
     for sample in samples:
-        place = floor(sample.finished_s / length_s) - first
-        if 0 <= place < BINS and sample.ttft_ms is not None:
-            times[place].append(sample.ttft_ms)
-    return [_bin((first + place) * length_s, length_s, sorted(ttft)) for place, ttft in enumerate(times)]
+        index = floor(sample.finished_s / length_s) - first
+        if 0 <= index < BINS and sample.ttft_ms is not None:
+            times[index].append(sample.ttft_ms)
+    return [_bin((first + index) * length_s, length_s, sorted(ttft)) for index, ttft in enumerate(times)]
 
 
 def quantile(ordered: Sequence[float], q: float) -> float | None:
@@ -172,10 +172,10 @@ def quantile(ordered: Sequence[float], q: float) -> float | None:
     """
     if not ordered:
         return None
-    place = q * (len(ordered) - 1)
-    below = int(place)
+    position = q * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def _bin(start_s: float, length_s: float, ttft_ms: Sequence[float]) -> TimeBin:

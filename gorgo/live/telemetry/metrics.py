@@ -184,6 +184,8 @@ class Metrics:
         #: Series of the prompts' tokens, and of TTFTs and their parts, by replica and region.
         self._dispatched: dict[tuple[str, str, str], tuple[Counter, Counter, Counter, Counter]] = {}
         self._first_tokens: dict[tuple[str, str], tuple[Histogram, list[tuple[Counter, Histogram]]]] = {}
+        #: Series of the errors of predictions, by replica, region and side.
+        self._errors: dict[tuple[str, str, str], tuple[Histogram, Counter]] = {}
         #: Series of completed responses with a full report, by replica and region; of requests; of attempts.
         self._completed: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
         self._requests: dict[tuple[str, str, int], Counter] = {}
@@ -254,10 +256,9 @@ class Metrics:
             histogram.observe(seconds)
         if predicted_s is not None:
             error_s = abs(predicted_s - ttft_s)
-            self._histogram("gorgo_prediction_error_seconds", replica, region).observe(error_s)
-            self._count("gorgo_prediction_signed_error_seconds_total", replica, region, _side(predicted_s, ttft_s)).inc(
-                error_s
-            )
+            errors, signed = self._error_cells(replica, region, _side(predicted_s, ttft_s))
+            errors.observe(error_s)
+            signed.value += error_s
 
     def attempt_ended(self, replica: str, region: str, result: str) -> None:
         key = (replica, region, result)
@@ -374,7 +375,7 @@ class Metrics:
                 return (labels["replica"], labels["region"]) in replicas
             return labels.get("region") in {None, *regions}
 
-        for cells in (self._first_tokens, self._dispatched, self._completed, self._attempts):
+        for cells in (self._first_tokens, self._errors, self._dispatched, self._completed, self._attempts):
             cells.clear()
         self._cells.retain(wanted)
 
@@ -404,6 +405,15 @@ class Metrics:
                 for part in PARTS
             ]
             cells = self._first_tokens[replica, region] = self._histogram("gorgo_ttft_seconds", replica, region), parts
+        return cells
+
+    def _error_cells(self, replica: str, region: str, side: str) -> tuple[Histogram, Counter]:
+        cells = self._errors.get((replica, region, side))
+        if cells is None:
+            cells = self._errors[replica, region, side] = (
+                self._histogram("gorgo_prediction_error_seconds", replica, region),
+                self._count("gorgo_prediction_signed_error_seconds_total", replica, region, side),
+            )
         return cells
 
 
@@ -564,11 +574,11 @@ class Family:
 
 def families_of(registry: CollectorRegistry) -> list[Family]:
     """Return the metrics of this process."""
-    found = []
+    families = []
     for metric in registry.collect():
         samples = {(each.name, tuple(each.labels.items())): float(each.value) for each in metric.samples}
-        found.append(Family(metric.name, metric.type, metric.documentation, samples))
-    return found
+        families.append(Family(metric.name, metric.type, metric.documentation, samples))
+    return families
 
 
 def merged(leader: int, by_worker: Mapping[int, Sequence[Family]]) -> list[Family]:
@@ -581,12 +591,12 @@ def merged(leader: int, by_worker: Mapping[int, Sequence[Family]]) -> list[Famil
     """
     first = leader if leader in by_worker else min(by_worker)
     order = [first, *sorted(by_worker.keys() - {first})]
-    found: dict[str, tuple[Family, dict[tuple[str, Labels], float]]] = {}
+    by_name: dict[str, tuple[Family, dict[tuple[str, Labels], float]]] = {}
     for worker in order:
         for family in by_worker[worker]:
-            _, samples = found.setdefault(family.name, (family, {}))
+            _, samples = by_name.setdefault(family.name, (family, {}))
             _add(samples, family, worker, is_first=worker == first)
-    return [Family(family.name, family.kind, family.description, samples) for family, samples in found.values()]
+    return [Family(family.name, family.kind, family.description, samples) for family, samples in by_name.values()]
 
 
 def _add(samples: dict[tuple[str, Labels], float], family: Family, worker: int, *, is_first: bool) -> None:

@@ -463,8 +463,8 @@ class ModelStore:
         """
         paths = [path for path in (self.path(policy) if own else None, configured) if path is not None]
         times = {path: _changed_s(path, required=path is configured) for path in paths}
-        found = [StoredFile(path, changed_s) for path, changed_s in times.items() if changed_s is not None]
-        return sorted(found, key=lambda file: file.changed_s, reverse=True)
+        stored = [StoredFile(path, changed_s) for path, changed_s in times.items() if changed_s is not None]
+        return sorted(stored, key=lambda file: file.changed_s, reverse=True)
 
     def save(self, policy: str, data: bytes) -> Path | None:
         """Write the bytes of a model file durably; return the file, `None` without one. Raises `OSError`."""

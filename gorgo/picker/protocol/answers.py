@@ -79,8 +79,8 @@ def chosen(kind: str, choice: EndpointChoice, *, with_body: bool) -> bytes:
     destination, exchange_id = choice.destination.encode(), choice.exchange_id.encode()
     before, between = _around_destination(kind, len(destination))
     changes = _changes(kind, choice, with_body=with_body)
-    own = _own(choice.destination.partition(",")[0], choice.labels, len(exchange_id))
-    return b"".join((before, destination, between, destination, changes, own, exchange_id))
+    own_part = _own(choice.destination.partition(",")[0], choice.labels, len(exchange_id))
+    return b"".join((before, destination, between, destination, changes, own_part, exchange_id))
 
 
 @lru_cache(MAX_SIZES)
@@ -203,12 +203,12 @@ def varint(number: int) -> bytes:
     """
     if number < 128:
         return _ONE_BYTE[number]
-    found = bytearray()
+    encoded = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        encoded.append(number & 127 | 128)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def field(number: int, content: bytes) -> bytes:

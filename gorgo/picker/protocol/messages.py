@@ -86,8 +86,8 @@ def read_served(message: Any) -> tuple[ServedBy | None, int]:
     """Return who has answered, as far as the message says, and the status, else `None` and 0."""
     fields = fields_of(message.attributes, _FILTER)
     address = text_of(fields, SERVED_BY) or metadata_text(message, LB, SERVED)
-    found = None if fields is None else fields.get(STATUS)
-    number = 0.0 if found is None else found.number_value
+    status_field = None if fields is None else fields.get(STATUS)
+    number = 0.0 if status_field is None else status_field.number_value
     status = int(number) if 0 <= number < 600 else 0
     if not address:
         return None, status
@@ -105,8 +105,8 @@ def read_tried(text: str | None) -> tuple[int, ...]:
 
 def fields_of(metadata: Mapping[str, Any], namespace: str) -> Any:
     """Return the fields of a namespace of Envoy's metadata; `None` without it."""
-    found = metadata.get(namespace)
-    return None if found is None else found.fields
+    entry = metadata.get(namespace)
+    return None if entry is None else entry.fields
 
 
 def text_of(fields: Any, key: str) -> str | None:
@@ -243,14 +243,14 @@ class HeadReader:
                 return None
             size, position = length_at(message, position + 1)
             headers_end = position + size
-            found = self._split(message, position, headers_end)
+            split = self._split(message, position, headers_end)
             mode = self._mode(message[end:])
         except (IndexError, DecodeError):
             return None
         ended = _ENDED.get(message[headers_end:end]) if headers_end <= end <= len(message) else None
-        if found is None or mode is None or ended is None:
+        if split is None or mode is None or ended is None:
             return None
-        stable, varying = found
+        stable, varying = split
         return RequestStart(self._head(stable, varying, ended=ended), mode)
 
     def read_parsed(self, message: Any) -> RequestStart:
@@ -266,7 +266,7 @@ class HeadReader:
         """Return the headers of a `HeaderMap`, and those that differ each time."""
         stable: list[Header] = []
         varying: list[Header] = []
-        known = self._headers
+        pairs = self._headers
         while position < end:
             if message[position] != _FIRST:
                 return None
@@ -276,45 +276,45 @@ class HeadReader:
                 size, position = length_at(message, position - 1)
             part = message[position : position + size]
             position += size
-            pair = known.get(part)
+            pair = pairs.get(part)
             if pair is None:
                 pair = _header(_parse_header(part))
                 if pair[0] in VARYING:
                     varying.append(pair)
                     continue
                 if size <= MAX_PART_BYTES:
-                    _retain(known, part, pair)
+                    _retain(pairs, part, pair)
             stable.append(pair)
         return (stable, varying) if position == end else None
 
     def _head(self, stable: list[Header], varying: list[Header], *, ended: bool) -> RequestHead:
         key = tuple(stable)
-        known = self._heads.get(key)
-        if known is None:
-            known = _known(stable)
+        head = self._heads.get(key)
+        if head is None:
+            head = _known(stable)
             if sum(len(name) + len(value) for name, value in stable) <= MAX_HEAD_BYTES:
-                _retain(self._heads, key, known)
-        headers = RequestHeaders(known.headers, known.findings)
+                _retain(self._heads, key, head)
+        headers = RequestHeaders(head.headers, head.findings)
         headers += varying
-        return RequestHead(known.method, known.path, headers, varying, ended)
+        return RequestHead(head.method, head.path, headers, varying, ended)
 
     def _mode(self, rest: bytes) -> CallMode | None:
         """Return the mode by what follows the headers; `None` where that has headers, or another phase, too."""
-        found = self._modes.get(rest)
-        if found is None:
+        mode = self._modes.get(rest)
+        if mode is None:
             message = _parse_message(rest)
             if message.WhichOneof("request") is not None:
                 return None
-            found = _mode_of(message)
+            mode = _mode_of(message)
             if len(rest) <= MAX_PART_BYTES:
-                _retain(self._modes, rest, found)
-        return found
+                _retain(self._modes, rest, mode)
+        return mode
 
 
-def _retain(known: dict[K, V], key: K, value: V) -> None:
-    if len(known) >= MAX_KNOWN:
-        known.clear()
-    known[key] = value
+def _retain(cache: dict[K, V], key: K, value: V) -> None:
+    if len(cache) >= MAX_KNOWN:
+        cache.clear()
+    cache[key] = value
 
 
 def _header(pair: Any) -> Header:

@@ -180,13 +180,13 @@ class HeadDecoder:
 
     def decode(self, block: bytes) -> CallHead:
         """Return the head of a request. Raises `Http2Error`: the state of the decoder is lost with a wrong block."""
-        found = self._cached.get(block)
-        if found is None:
-            found = _read(self._pairs(block))
+        head = self._cached.get(block)
+        if head is None:
+            head = _read(self._pairs(block))
             is_short = len(block) <= _MAX_CACHED_BYTES
             if is_short and self._decoder.header_table_size == 0 and len(self._cached) < _MAX_CACHED:
-                self._cached[block] = found
-        return found
+                self._cached[block] = head
+        return head
 
     def skip(self, block: bytes) -> None:
         """Decode a block whose content does not matter."""
@@ -201,11 +201,11 @@ class HeadDecoder:
 
 
 def _read(pairs: list[tuple[bytes, bytes]]) -> CallHead:
-    found = dict(pairs)
-    path = found.get(b":path", b"").decode("latin-1")
-    if found.get(b":method") != b"POST":
+    headers = dict(pairs)
+    path = headers.get(b":path", b"").decode("latin-1")
+    if headers.get(b":method") != b"POST":
         return CallHead(path, refusal=405)
-    if not found.get(b"content-type", b"").startswith(_GRPC):
+    if not headers.get(b"content-type", b"").startswith(_GRPC):
         return CallHead(path, refusal=415)
     return CallHead(path)
 
@@ -375,8 +375,8 @@ class MessageReader:
             raise MessageError("expected a message without compression", too_large=False)
         length = int.from_bytes(prefix[1:PREFIX_BYTES], "big")
         if length > self._limit_bytes:
-            found = f"a message of {length} bytes; expected at most {self._limit_bytes}"
-            raise MessageError(found, too_large=True)
+            problem = f"a message of {length} bytes; expected at most {self._limit_bytes}"
+            raise MessageError(problem, too_large=True)
         return length
 
 

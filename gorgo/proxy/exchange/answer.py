@@ -139,20 +139,20 @@ class RetainedAnswer:
 
     def break_off(self, reason: str) -> BrokenAnswer | None:
         """Return the answer so far, if another replica can go on with it."""
-        passage, known = self.passage, self.broken
+        passage, broken = self.passage, self.broken
         if passage is None:
             return None
-        if known is not None:
-            assert known.seam is not None, "the rest has begun"
-            able = self.replicas(known.body)
+        if broken is not None:
+            assert broken.seam is not None, "the rest has begun"
+            able = self.replicas(broken.body)
             try:
-                answer = known.seam.answer()
+                answer = broken.seam.answer()
             except NotContinuableError:
                 return None
-            return replace(known, answer=answer, replicas=able, reason=reason, seam=None)
-        found = self._read(passage.sent_stream)
-        able = frozenset[str]() if found is None else self.replicas(found[0])
-        return None if found is None or not able else BrokenAnswer(*found, able, reason, passage.gaps.last_s)
+            return replace(broken, answer=answer, replicas=able, reason=reason, seam=None)
+        stream = self._read(passage.sent_stream)
+        able = frozenset[str]() if stream is None else self.replicas(stream[0])
+        return None if stream is None or not able else BrokenAnswer(*stream, able, reason, passage.gaps.last_s)
 
     def why_not(self) -> str:
         """Return why the answer cannot be read, as the metrics have it."""

@@ -52,6 +52,8 @@ from gorgo.proxy.exchange.response import ClientResponse, direct_write, own_head
 MOST_CUT_ENDS = 3
 #: The comment in the place of counts that a client asked for and no replica has said.
 LACKS_COUNTS = b": x-gorgo-usage-missing\n\n"
+#: How an attempt ends as long as nothing else is known.
+_DISCONNECTED = Outcome(AttemptResult.CLIENT_DISCONNECTED)
 #: A larger request is not sent again for the rest of its answer: it would be parsed within the event loop, 10 ms a MB.
 MAX_CONTINUED_BODY = 1024 * 1024
 
@@ -333,9 +335,15 @@ class Exchange:
 
     # -- attempts, one after the other or two side by side
 
-    async def next(self, lease: Lease) -> NextStep | None:
-        """Run an attempt to its end. Return the request's next step, None if it has ended."""
-        step = await self._run(lease, self._task)
+    def attempt(self, lease: Lease) -> Coroutine[Any, Any, NextStep | None]:
+        """Run an attempt to its end. Return the request's next step, None if there is none of its own.
+
+        With a hedge, and after a break in the answer, that step is to be settled.
+        """
+        return self._run(lease, self._task)
+
+    async def settle_step(self, step: NextStep | None) -> NextStep | None:
+        """Return the next step of a request after one of several attempts, None if it has ended."""
         if step is None and self._race.seconds:
             # This attempt lost, or failed while the other was open: the other decides how the request ends.
             step = await self._race.join()
@@ -354,6 +362,11 @@ class Exchange:
                 await refusal.send(self.response.writer)
         except TimeoutError:
             self.response.disconnected = True
+
+    @property
+    def has_broken(self) -> bool:
+        """Whether the answer has broken off."""
+        return self._answer is not None and self._answer.broken is not None
 
     @property
     def has_hedge(self) -> bool:
@@ -394,7 +407,7 @@ class Exchange:
 
     async def _run(self, lease: Lease, task: asyncio.Task[Any]) -> NextStep | None:
         dispatch = lease.dispatch
-        outcome = Outcome(AttemptResult.CLIENT_DISCONNECTED)
+        outcome = _DISCONNECTED
         try:
             self._race.track(dispatch.attempt_id, task)
             self.record.attempt_started(dispatch)

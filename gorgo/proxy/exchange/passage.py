@@ -300,7 +300,8 @@ class Passage:
 
     async def end_body(self) -> None:
         """Send the end of the body."""
-        await self.stream.end_pause()
+        if self.stream.is_paused:
+            await self.stream.end_pause()
         await self.writer.finish(b"" if self.filter is None else self.filter.flush())
 
     async def end_cut(self, counts: bytes = b"") -> None:

@@ -471,8 +471,8 @@ def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> Enco
     replica, region = (dispatch.replica, dispatch.region) if estimates else ("", "")
     fixed = _fixed_headers(replica, region, decision.policy, decision.weights_version)
     encoded_id = request_id.encode()
-    headers = EncodedHeaders(fixed, b"x-request-id: %b\r\n%b" % (encoded_id, fixed.lines))
-    headers.insert(0, (b"x-request-id", encoded_id))
+    lines = b"x-request-id: %b\r\n%b" % (encoded_id, fixed.lines)
+    headers = EncodedHeaders(((b"x-request-id", encoded_id), *fixed), lines)
     if not estimates:
         return headers
     estimated = [(b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens)]

@@ -1,6 +1,6 @@
 """`python -m tests.bench.relay [--short | --profile] [--json] [--against TREE]`: the relay's part of `make bench`.
 
-TREE is a commit, or a folder such as `build/compiled`. A change is tried with `--pair HEAD`, a minute and a half: what
+TREE is a commit, or a folder such as `build/compiled`. A change is tried with `--pair HEAD`, two or three minutes: what
 that says of a tree without a change is the smallest difference that it can tell. `--pair plain` compares
 `gorgo serve --plain` with gorgo.
 """

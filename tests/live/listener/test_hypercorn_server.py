@@ -139,6 +139,7 @@ def test_hypercorn_is_used_in_its_seam_and_elsewhere_its_configuration_alone() -
     assert {name: found for name, found in files.items() if found} == {
         "live/listener/connection/client_connection.py": {"hypercorn.config"},
         "live/listener/hypercorn_server.py": {"hypercorn.asyncio", "hypercorn.config"},
+        "live/listener/plain.py": {"hypercorn.asyncio", "hypercorn.config"},
     }
 
 

@@ -1,9 +1,9 @@
-"""The KV pool of one engine: a radix cache of prefixes, and the private tokens of running requests.
+"""The KV pools of engines: SGLang's radix cache of prefixes (`KvCache`), and vLLM's blocks (`BlockPool`).
 
-Owns the accounting of cached, locked, private and reserved tokens, and eviction. `model` decides when to match, lock,
-insert and release.
+Owns the accounting of cached, locked, private and reserved tokens and of blocks, eviction, and what an observer of a
+cache sees. `model` and `vllm` decide when to match, lock, insert and release.
 
-Theory of operation: the pool has `capacity_tokens`, and every token in it is of one of four kinds:
+Theory of operation of `KvCache`: the pool has `capacity_tokens`, and every token in it is of one of four kinds:
 
     locked     in the tree, on the path of a running request: never evicted
     evictable  in the tree, on no path: evicted from the leaves up, least recently used first, whole nodes
@@ -254,8 +254,8 @@ class KvCache:
     def find(self, key: bytes, *, at_most: int | None = None) -> Match:
         """The part of `match` that the engine finds. Changes nothing."""
         match = self.match(key, at_most=at_most)
-        found = self.found_items(match.items)
-        return match if found == match.items else self.match(key, at_most=found)
+        items = self.found_items(match.items)
+        return match if items == match.items else self.match(key, at_most=items)
 
     def found_items(self, items: int) -> int:
         """Return how many of the first `items` are found where so many are cached."""
@@ -535,13 +535,13 @@ class BlockPool:
 
     def find(self, contents: Sequence[int]) -> list[CachedUnit]:
         """The longest cached prefix as the engine finds it. Changes nothing."""
-        found = []
+        units = []
         for content in contents:
             copies = self._copies.get(content)
             if copies is None:
                 break
-            found.append(copies[0])
-        return found[: self.found_units(len(found))]
+            units.append(copies[0])
+        return units[: self.found_units(len(units))]
 
     def found_units(self, units: int) -> int:
         """Return how many of the first `units` are found where so many are cached."""

@@ -101,8 +101,8 @@ def predict(
 def _alone(model: EngineModel[Any], arrival: ArrivingRequest, now: float) -> PredictedFirstToken:
     """Return the same for an idle engine, by the same sums: most engines of a large fleet are idle."""
     cache, profile = model.cache, model.profile
-    found = cache.find(arrival.key[: (arrival.prompt_tokens - 1) // cache.item_tokens * cache.item_bytes])
-    cached = prefilled = found.items * cache.item_tokens
+    match = cache.find(arrival.key[: (arrival.prompt_tokens - 1) // cache.item_tokens * cache.item_bytes])
+    cached = prefilled = match.items * cache.item_tokens
     t = max(now, arrival.arrives_s)
     while prefilled < arrival.prompt_tokens:
         tokens = min(profile.chunk_tokens, arrival.prompt_tokens - prefilled)
@@ -456,17 +456,21 @@ class _VllmProjection:
             return False
         pool = self._pool
         contents = planned.contents[: (planned.total - 1) // pool.unit_tokens]
-        known = next((n for n, one in enumerate(contents) if not (one in self._full or pool.has(one))), len(contents))
-        found = pool.found_units(known)
+        stored_units = next(
+            (n for n, one in enumerate(contents) if not (one in self._full or pool.has(one))), len(contents)
+        )
+        cached_units = pool.found_units(stored_units)
         needed = (
-            pool.blocks_of(planned.total) - found * pool.unit_blocks + pool.idle_blocks(pool.find(contents[:found]))
+            pool.blocks_of(planned.total)
+            - cached_units * pool.unit_blocks
+            + pool.idle_blocks(pool.find(contents[:cached_units]))
         )
         # An empty engine admits anything: too large requests were rejected before.
         if self._running and needed > self._free:
             return False
         self._free -= needed
         planned.blocks = needed
-        planned.cached = planned.computed = found * pool.unit_tokens
+        planned.cached = planned.computed = cached_units * pool.unit_tokens
         return True
 
     def _decode(self) -> None:

@@ -545,20 +545,20 @@ def read_profile(path: Path) -> EngineProfile:
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}; expected a profile file of gorgo calibrate") from error
-    found = document.get("profile") if isinstance(document, Mapping) else None
-    if not isinstance(found, Mapping):
+    values = document.get("profile") if isinstance(document, Mapping) else None
+    if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: expected an object with the key profile, as gorgo calibrate --out writes it")
-    known = {field.name: field for field in fields(EngineProfile)}
-    for name in found:
-        if name not in known:
-            _fail(path, name, f"unknown key{closest(name, known)}", f"one of {', '.join(known)}")
+    fields_by_name = {field.name: field for field in fields(EngineProfile)}
+    for name in values:
+        if name not in fields_by_name:
+            _fail(path, name, f"unknown key{closest(name, fields_by_name)}", f"one of {', '.join(fields_by_name)}")
     kinds = get_type_hints(EngineProfile)
-    for name, field in known.items():
-        if name in found:
-            _check(path, name, found[name], kinds[name])
+    for name, field in fields_by_name.items():
+        if name in values:
+            _check(path, name, values[name], kinds[name])
         elif field.default is MISSING:
             _fail(path, name, "missing", "a value")
-    profile = EngineProfile(**found)
+    profile = EngineProfile(**values)
     if profile.slot_cache and profile.scheduler != "vllm":
         _fail(path, "slot_cache", "true", 'false, or "scheduler": "vllm"')
     if profile.scheduler == "vllm":

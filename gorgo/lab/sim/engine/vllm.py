@@ -44,11 +44,11 @@ class Running(Generic[RequestT]):
     __slots__ = ("blank", "blocks", "computed", "contents", "request", "units")
 
     def __init__(
-        self, request: RequestT, contents: tuple[int, ...], found: list[CachedUnit], *, computed: int, blocks: int
+        self, request: RequestT, contents: tuple[int, ...], units: list[CachedUnit], *, computed: int, blocks: int
     ) -> None:
         self.request = request
         self.contents = contents
-        self.units = found
+        self.units = units
         self.blank = 0
         self.blocks = blocks
         self.computed = computed
@@ -97,13 +97,13 @@ class RunningList(Generic[RequestT]):
         contents = request.contents
         if contents is None:
             contents = request.contents = pool.contents(request.key + request.output_key)
-        found = pool.find(contents[: (total - 1) // pool.unit_tokens])
-        needed = pool.blocks_of(total) - len(found) * pool.unit_blocks + pool.idle_blocks(found)
+        cached = pool.find(contents[: (total - 1) // pool.unit_tokens])
+        needed = pool.blocks_of(total) - len(cached) * pool.unit_blocks + pool.idle_blocks(cached)
         if needed > pool.free_blocks:
             return None
-        pool.hold(found)
+        pool.hold(cached)
         entry = Running(
-            request, contents, found, computed=len(found) * pool.unit_tokens, blocks=len(found) * pool.unit_blocks
+            request, contents, cached, computed=len(cached) * pool.unit_tokens, blocks=len(cached) * pool.unit_blocks
         )
         return self._run(entry)
 
@@ -327,10 +327,10 @@ class SlotPool(BlockPool):
         used_share = shared * self.unit_tokens / old.tokens if old.tokens else -1.0
         better: StoredPrompt | None = None
         for prompt in self._stored:
-            found = _shared(prompt.contents, contents)
-            share = found * self.unit_tokens / prompt.tokens
-            if share >= LEAST_USED and share > used_share and found > shared:
-                better, used_share, shared = prompt, share, found
+            shared_units = _shared(prompt.contents, contents)
+            share = shared_units * self.unit_tokens / prompt.tokens
+            if share >= LEAST_USED and share > used_share and shared_units > shared:
+                better, used_share, shared = prompt, share, shared_units
         if better is not None:
             self._stored.remove(better)
         self._drop()
@@ -362,9 +362,11 @@ class SlotList(RunningList[RequestT], Generic[RequestT]):
         """Let a request run in the slot that it takes."""
         pool = self._slot_pool
         contents = pool.contents(request.key + request.output_key)
-        slot, found = pool.take_slot(contents[: request.prompt_tokens // pool.unit_tokens], request.prompt_tokens)
+        slot, cached_units = pool.take_slot(
+            contents[: request.prompt_tokens // pool.unit_tokens], request.prompt_tokens
+        )
         self._taken[request] = slot
-        return self._run(Running(request, contents, [], computed=found * pool.unit_tokens, blocks=0))
+        return self._run(Running(request, contents, [], computed=cached_units * pool.unit_tokens, blocks=0))
 
     def schedule(self, entry: Running[RequestT], tokens: int) -> bool:
         """Compute so many more tokens; there is always room."""

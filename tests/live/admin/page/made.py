@@ -11,6 +11,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import TtftEstimate
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Sample
+from gorgo.core.peers.records import PeerStatus
 from gorgo.core.router import Router
 from gorgo.live.admin.page.snapshot import DecisionStatus, ReplicaStatus, Snapshot, condition_of
 from gorgo.live.control.transactions import WeightsChange
@@ -102,7 +103,7 @@ def store(*peers: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def peer(router: str = "eu-2/1a", **changes: Any) -> dict[str, Any]:
     """Another router as `PeerRow.as_dict` shows one that agrees."""
-    row = PeerRow(router, 0.2, True, "gorgo-ms", 4, draining=("us-0",))
+    row = PeerRow(router, 0.2, True, PeerStatus("gorgo-ms", 4, draining=("us-0",)))
     return row.as_dict() | changes
 
 
