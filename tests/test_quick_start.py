@@ -41,7 +41,7 @@ def shell(script: str, folder: Path, environ: dict[str, str]) -> tuple[int, str]
 def test_quick_start_can_be_pasted_and_one_line_stops_it(tmp_path: Path) -> None:
     text = section((ROOT / "docs/README.md").read_text(), "## Quick start by hand")
     pasted = blocks(text, "sh")[0]
-    (stop,) = re.findall(r"`(.*)` stops it all", text)
+    (stop,) = re.findall(r"`(.*)` stops all of it", text)
     assert pasted.startswith(INSTALL)
     assert "#" not in pasted, "an interactive zsh takes a comment for words"
 
