@@ -166,6 +166,8 @@ MAX_PLAIN_BYTES = 64 * 1024
 
 
 class _Stored(Struct, tag_field="type", tag="BlockStored", gc=False):
+    """`StoredFields` of a plain message: each field is of its one usual type, so that msgspec reads it in one pass."""
+
     block_hashes: list[int]
     parent_block_hash: int | None = None
     token_ids: list[int] | None = None

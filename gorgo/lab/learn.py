@@ -144,6 +144,8 @@ MAX_ROWS = 100_000
 
 @record
 class _Row:
+    """An `OutcomeRow` of a log: it has the features of the chosen replica in the place of its slot."""
+
     features: tuple[float, ...]
     dispatched_s: float
     ttft_s: float

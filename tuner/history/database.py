@@ -54,6 +54,8 @@ class TableBase(DeclarativeBase):
 
 
 class CampaignTable(TableBase):
+    """A `store.CampaignRow` as a row of the database."""
+
     __tablename__ = "campaign"
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)

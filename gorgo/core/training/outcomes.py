@@ -43,7 +43,7 @@ class OutcomeRow:
     tpot_s: float = nan
     output_tokens: float = nan
     cached_tokens: float = nan
-    #: Hash of the prefix group (`features.prefix_group`).
+    #: Hash of the prefix group (`candidate_table.prefix_group`).
     group: int = 0
     #: Whether the answer comes in one piece.
     unstreamed: bool = False
