@@ -81,6 +81,7 @@ EXCLUDED = {
     "gorgo/lab/sim/engine/profiles.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/records.py": "the record of a live replay, which stays Python, inherits from one of them",
     "gorgo/lab/sim/faults.py": "a protocol for isinstance",
+    "gorgo/lab/sim/routers.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/scenarios.py": "reads files, once per run",
     "gorgo/lab/sim/fleet.py": "frozen dataclasses that go to other processes",
     "gorgo/lab/sim/pinned.py": "a protocol for isinstance",
