@@ -132,7 +132,7 @@ def fleet(folder: Path) -> Iterator[tuple[str, str, Path, subprocess.Popen[str]]
 @pytest.mark.system
 def test_openai_client_of_the_reference_works(tmp_path: Path) -> None:
     with fleet(tmp_path) as (url, admin_url, config, proxy):
-        (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference.md").read_text(), re.DOTALL)
+        (block,) = re.findall(r"```python\n(from openai .*?)```", (ROOT / "docs/reference.md").read_text(), re.DOTALL)
         script = block.replace("http://127.0.0.1:8080", url)
         assert script != block
         answer = output([sys.executable, "-c", script])
