@@ -24,9 +24,11 @@ from typing import Annotated, TypeVar
 
 import numpy as np
 from pydantic import Strict, TypeAdapter, ValidationError
+from rich.progress import BarColumn, TimeRemainingColumn
 
 from gorgo.core.numeric import Floats
 from gorgo.errors import ReportError
+from gorgo.lab.progress import progress_display
 from gorgo.lab.request_log import read_lines
 from gorgo.lab.results import Amount, Count, Number, ResultRow, rows_as_json
 from gorgo.lab.simulate.compare import mean_row
@@ -35,6 +37,8 @@ from gorgo.policies.registry import POLICIES
 #: Rows that no proxy can run, see `gorgo.lab.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "pinned", "floor")
 RESULTS, REQUESTS, HISTORY = "results.json", "requests.jsonl", "history.json"
+#: Of one file, which is read whole: half a million rows. A larger one is none that a command wrote.
+MAX_BYTES = 256 * 2**20
 #: Why a row does not count.
 COPY = "copies of simulated runs that count already: equal digests count once"
 UNLIKE = "digests of runs that count already, with other figures: the code changed between them; run both again"
@@ -169,22 +173,25 @@ def _read_runs(results: Sequence[Path], left_out: list[str]) -> list[Run]:
     folders: dict[str, set[Path]] = defaultdict(set)
     #: The row that counts, by digest.
     simulated: dict[str, str] = {}
-    for path in sorted(results, key=lambda path: -len(path.parts)):
-        rows = read_results(path)
-        ttft_ms = _ttft_beside(path, rows, left_out)
-        repeated = Counter[str]()
-        for number, row in enumerate(rows):
-            text = rows_as_json([row])
-            if any(path.parent in folder.parents for folder in folders[text]):
-                continue
-            folders[text].add(path.parent)
-            digest = row.digest or text
-            if row.source == "simulated" and digest in simulated:
-                repeated[COPY if simulated[digest] == text else UNLIKE] += 1
-                continue
-            simulated[digest] = text
-            runs.append((row, ttft_ms if number == 0 else None))
-        left_out += [f"{path}: {count} {reason}" for reason, count in repeated.items()]
+    shown = progress_display("reading results", len(results), BarColumn(), TimeRemainingColumn(), transient=True)
+    with shown as display:
+        for path in sorted(results, key=lambda path: -len(path.parts)):
+            rows = read_results(path)
+            ttft_ms = _ttft_beside(path, rows, left_out)
+            repeated = Counter[str]()
+            for number, row in enumerate(rows):
+                text = rows_as_json([row])
+                if any(path.parent in folder.parents for folder in folders[text]):
+                    continue
+                folders[text].add(path.parent)
+                digest = row.digest or text
+                if row.source == "simulated" and digest in simulated:
+                    repeated[COPY if simulated[digest] == text else UNLIKE] += 1
+                    continue
+                simulated[digest] = text
+                runs.append((row, ttft_ms if number == 0 else None))
+            left_out += [f"{path}: {count} {reason}" for reason, count in repeated.items()]
+            display.advance()
     return runs
 
 
@@ -204,11 +211,17 @@ def _ttft_beside(path: Path, rows: Sequence[ResultRow], left_out: list[str]) -> 
 
 
 def read_results(path: Path) -> list[ResultRow]:
-    return _checked(_ROWS, path.read_bytes(), f"{path}", each=", row ")
+    return _checked(_ROWS, _read(path), f"{path}", each=", row ")
 
 
 def read_history(path: Path) -> list[ReportGeneration]:
-    return _checked(_GENERATIONS, path.read_bytes(), f"{path}", each=", generation ")
+    return _checked(_GENERATIONS, _read(path), f"{path}", each=", generation ")
+
+
+def _read(path: Path) -> bytes:
+    if path.stat().st_size > MAX_BYTES:
+        raise ReportError(f"{path}: larger than {MAX_BYTES // 2**20} MB; expected a results file")
+    return path.read_bytes()
 
 
 def read_requests(path: Path) -> tuple[int, Floats]:

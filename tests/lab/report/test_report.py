@@ -369,6 +369,15 @@ def test_a_file_without_rows_is_refused_with_its_line(tmp_path: Path, text: byte
     assert str(caught.value).startswith(f"{tmp_path}/results.json{message}")
 
 
+def test_a_file_too_large_for_results_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_key(tmp_path)
+    monkeypatch.setattr("gorgo.lab.report.runs.MAX_BYTES", path.stat().st_size)
+    assert len(read_results(path)) == 2
+    monkeypatch.setattr("gorgo.lab.report.runs.MAX_BYTES", path.stat().st_size - 1)
+    with pytest.raises(ReportError, match="larger than 0 MB; expected a results file"):
+        read_results(path)
+
+
 def test_a_history_is_read_as_a_list_or_as_the_command_prints_it(tmp_path: Path) -> None:
     entries = [
         generation(3, objective_ms=None, sigma=None, accepted=False, reason=None),
