@@ -14,6 +14,7 @@ from gorgo import formatting
 from gorgo.cli import options
 from gorgo.cli.errors import FAILED, fail
 from gorgo.cli.tables import table
+from gorgo.formatting import first_names
 
 if TYPE_CHECKING:
     from gorgo.cli.connectivity import Reached
@@ -136,12 +137,10 @@ def _shared(config: Config) -> dict[str, str] | None:
 def _print_reached(reached: Sequence[Reached]) -> None:
     if reached:
         rows = [
-            [row.name, row.region, row.url, row.rtt_ms, row.error or "reached", row.engine or "-", _some(row.models)]
+            [
+                *(row.name, row.region, row.url, row.rtt_ms, row.error or "reached", row.engine or "-"),
+                first_names(row.models, MODELS_SHOWN) or "-",
+            ]
             for row in reached
         ]
         typer.echo(table(["replica", "region", "url", "ms", "result", "engine", "models"], rows))
-
-
-def _some(models: Sequence[str]) -> str:
-    more = f" and {len(models) - MODELS_SHOWN} more" if len(models) > MODELS_SHOWN else ""
-    return (", ".join(models[:MODELS_SHOWN]) or "-") + more

@@ -211,12 +211,17 @@ def _twice(evidence: Evidence) -> Iterator[Finding]:
     remedy = "remove one of the two: its load counts twice, and its cache as two"
     for text in evidence.same_urls:
         yield _finding("bad", "one-engine-twice", text.partition(":")[0], text, remedy)
+    for first, second in _names_of_one_engine(evidence):
+        words = f"a new prompt that {first.name} had computed was in the cache of {second.name} already"
+        yield _finding("bad", "one-engine-twice", f"{first.name}, {second.name}", words, remedy)
+
+
+def _names_of_one_engine(evidence: Evidence) -> Iterator[tuple[ReplicaFacts, ReplicaFacts]]:
     probed = [replica for replica in evidence.replicas if replica.probe is not None and replica.probe.prompt_tokens]
     for number, second in enumerate(probed):
         same = [first for first in probed[:number] if first.url != second.url and _same_counters(first, second)]
         if same and _found_cached(second):
-            words = f"a new prompt that {same[0].name} had computed was in the cache of {second.name} already"
-            yield _finding("bad", "one-engine-twice", f"{same[0].name}, {second.name}", words, remedy)
+            yield same[0], second
 
 
 def _found_cached(replica: ReplicaFacts) -> bool:
@@ -333,6 +338,8 @@ _CACHED_SHARE = 0.25
 
 
 def _caching(evidence: Evidence) -> Iterator[Finding]:
+    # An engine under two names has shown its cache; what is asked by one name can take the place of the other's prompt.
+    proven = {replica.name for pair in _names_of_one_engine(evidence) for replica in pair}
     for replica in evidence.replicas:
         probe = replica.probe
         if probe is None or probe.answered < 2 or not probe.prompt_tokens:
@@ -346,7 +353,7 @@ def _caching(evidence: Evidence) -> Iterator[Finding]:
                     "it does not say how much of a prompt it found in its cache: no estimate of it is ever checked",
                     f"start the engine with {replica.cached_flag}",
                 )
-        elif probe.cached_tokens_warm < _CACHED_SHARE * probe.prompt_tokens:
+        elif probe.cached_tokens_warm < _CACHED_SHARE * probe.prompt_tokens and replica.name not in proven:
             yield _finding(
                 "bad",
                 "prefix-caching-off",

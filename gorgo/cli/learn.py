@@ -71,10 +71,8 @@ def _words(learned: LearnedModel, left_out: int, out: Path) -> str:
 
 
 def _table(learned: LearnedModel) -> str:
-    rows: list[list[Cell]] = [["(none)", _percent(learned.ablation_ttft_error), _percent(learned.ablation_tpot_error)]]
-    rows += [[one.name, _percent(one.ttft_error), _percent(one.tpot_error)] for one in learned.features]
+    from gorgo.lab.results import percent
+
+    rows: list[list[Cell]] = [["(none)", percent(learned.ablation_ttft_error), percent(learned.ablation_tpot_error)]]
+    rows += [[one.name, percent(one.ttft_error), percent(one.tpot_error)] for one in learned.features]
     return table(["without", "TTFT error %", "TPOT error %"], rows)
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100.0 * share

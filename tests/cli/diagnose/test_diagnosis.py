@@ -353,3 +353,14 @@ def test_repetition_that_found_its_place_in_the_cache_taken_is_no_cache_that_is_
     asked_again = a_replica(probe=_probe_facts(cold, missed, (hit,), ProbeFacts()))
     assert seen(asked_twice) == ["prefix-caching-off"]
     assert seen(asked_again) == []
+
+
+def test_an_engine_under_two_names_has_shown_its_cache_and_another_one_has_not() -> None:
+    taken = replace(PROBE, cached_tokens_warm=0)
+    first, second = a_replica("a", probe=taken), a_replica("b", probe=replace(PROBE, cached_tokens_cold=990))
+    assert seen(first, second) == ["one-engine-twice"]
+    other = a_replica("c", probe=taken)
+    findings = diagnose(Evidence(replicas=(first, second, other)))
+    assert [(finding.fault, finding.place) for finding in findings if finding.fault == "prefix-caching-off"] == [
+        ("prefix-caching-off", "c")
+    ]
